@@ -1,10 +1,11 @@
 //! What of a move is made at once: a large piece, or many small ones that are packed. A pure function of the pieces.
 
-use super::is_host;
+use super::{is_host, same};
 use bridge_core::{DType, Device, Error, ErrorKind, Failed, Layout, Piece, Result, Strided};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::ops::Range;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 /// Fewer small pieces are moved one by one: a kernel and its memory take longer than their copies.
 pub(super) const FEWEST: usize = 8;
@@ -14,6 +15,9 @@ const ALIGNMENT: usize = 16;
 
 /// Makes copies on the host, in so many threads or fewer.
 pub(super) type OnHost = unsafe fn(&[Piece<'_>], usize) -> Result<(), Failed>;
+
+/// Copies so many bytes.
+pub(super) type Plain = unsafe fn(*const u8, *mut u8, usize);
 
 /// A part of a move.
 pub(super) enum Load<'a> {
@@ -102,17 +106,27 @@ impl<'a> Packed<'a> {
     }
 
     /// Copies between the pieces of the host that are these bytes, whole ones, and staging at this address, on this
-    /// thread.
+    /// thread: plain bytes by `plain`, and others by loops.
     ///
     /// # Safety
     ///
     /// Staging has room for the bytes, and the pieces are as [`bridge_core::Copies::copy_all`] says.
-    pub unsafe fn on_host(&self, bytes: Range<usize>, staging: usize) -> Result<()> {
+    pub unsafe fn on_host(&self, bytes: Range<usize>, staging: usize, plain: Plain) -> Result<()> {
         let number = |end: usize| self.ends.partition_point(|other| *other <= end);
         let pieces = self.placed(number(bytes.start)..number(bytes.end));
-        let copies: Vec<_> = pieces.map(|(start, wired)| wired.on_other(staging + start - bytes.start)).collect();
+        let mut strided = Vec::new();
+        for (start, wired) in pieces {
+            let piece = wired.on_other(staging + start - bytes.start);
+            if !same(piece.from.layout, piece.to.layout) {
+                strided.push(piece);
+                continue;
+            }
+            let (from, to) = (piece.from.data, piece.to.data);
+            // SAFETY: the caller's promises. Both sides are in one layout without gaps.
+            unsafe { plain(with_exposed_provenance(from), with_exposed_provenance_mut(to), wired.wire.nbytes()) };
+        }
         // SAFETY: the caller's promises.
-        unsafe { (self.on_host)(&copies, 1) }.map_err(|failed| failed.error)
+        unsafe { (self.on_host)(&strided, 1) }.map_err(|failed| failed.error)
     }
 }
 

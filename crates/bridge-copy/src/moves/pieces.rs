@@ -1,9 +1,9 @@
 //! Moves of bytes between the host and a device, in pieces that overlap.
 
 use super::cut::{Cut, Cuts, Ends, Pieces, Short};
-use super::packed::Packed;
+use super::packed::{Packed, Plain};
 use super::staging::{Pool, Staging};
-use super::stores::{copy_streaming, prefer_huge_pages};
+use super::stores::{copy, copy_streaming, prefer_huge_pages};
 use super::tick::tick;
 use super::wait;
 use crate::host::at_most;
@@ -50,12 +50,12 @@ impl Host<'_> {
     ///
     /// The bytes are readable, and staging has room for them.
     unsafe fn read(&self, bytes: Range<usize>, staging: *mut u8, is_cold: bool) -> Result<()> {
+        let copy: Plain = if is_cold { copy_streaming } else { copy };
         match self {
             // SAFETY: the caller's promises.
-            Self::Packed(packed) => unsafe { packed.on_host(bytes, staging.expose_provenance()) },
+            Self::Packed(packed) => unsafe { packed.on_host(bytes, staging.expose_provenance(), copy) },
             Self::At(start) => {
                 let source: *const u8 = ptr::with_exposed_provenance(start + bytes.start);
-                let copy = if is_cold { copy_streaming } else { ptr::copy_nonoverlapping };
                 // SAFETY: the caller's promises.
                 unsafe { copy(source, staging, bytes.len()) };
                 Ok(())
@@ -71,12 +71,12 @@ impl Host<'_> {
     unsafe fn write(&self, bytes: Range<usize>, staging: *mut u8) -> Result<()> {
         match self {
             // SAFETY: the caller's promises.
-            Self::Packed(packed) => unsafe { packed.on_host(bytes, staging.expose_provenance()) },
+            Self::Packed(packed) => unsafe { packed.on_host(bytes, staging.expose_provenance(), copy) },
             Self::At(start) => {
                 let target = ptr::with_exposed_provenance_mut(start + bytes.start);
                 // SAFETY: the caller's promises. An ordinary store: pages that the system has just cleared are in the
                 // cache.
-                unsafe { ptr::copy_nonoverlapping(staging, target, bytes.len()) };
+                unsafe { copy(staging, target, bytes.len()) };
                 Ok(())
             }
         }

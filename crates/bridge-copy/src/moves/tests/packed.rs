@@ -162,14 +162,14 @@ fn a_block_is_one_launch_and_few_copies() {
         let (_one, sim, _) = device();
         let pool = Pool::new(&CUTS);
         let moves = Moves { cuts: &CUTS, ..packing(sim, &pool) };
-        let mut tree = rows(1000, 3000);
+        let mut tree = rows(1000, 600);
         tree.moved(&moves, sim, (from, to)).map_err(|failed| failed.error).unwrap();
         assert_eq!(tree.wrong(), 0);
         let state = sim.state();
         assert_eq!(state.launches, if way == 2 { vec![1000, 1000] } else { vec![1000] });
-        assert!(state.copies.len() <= if way == 2 { 1 } else { 6 }, "{} copies of 3 MB", state.copies.len());
+        assert!(state.copies.len() <= if way == 2 { 1 } else { 2 }, "{} copies", state.copies.len());
         let nbytes: usize = state.copies.iter().map(|copy| copy.2).sum();
-        assert!(nbytes < 1000 * 3016, "{nbytes} bytes in way {way}");
+        assert!(nbytes <= 1000 * 608, "{nbytes} bytes in way {way}");
     }
 }
 
@@ -261,7 +261,7 @@ fn staging_of_packed_pieces_is_not_used_before_its_last_copy_has_run() {
 fn a_piece_that_a_side_leaves_out_is_seen() {
     unsafe fn host_but_one(pieces: &[Piece<'_>], most: usize) -> Result<(), Failed> {
         // SAFETY: the caller's promises.
-        unsafe { on_host(&pieces[1..], most) }
+        unsafe { on_host(&pieces[pieces.len().min(1)..], most) }
     }
     unsafe fn device_but_one(pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
         // SAFETY: the caller's promises.
@@ -273,7 +273,9 @@ fn a_piece_that_a_side_leaves_out_is_seen() {
         let host = Moves { on_host: host_but_one, ..packing(sim, &pool) };
         let device = Moves { on_device: device_but_one, ..packing(sim, &pool) };
         for (moves, faulty) in [(moves, false), (host, way.1 != OTHER), (device, true)] {
-            let mut tree = rows(50, 300);
+            // The host's loops are for views that are no plain bytes.
+            let bytes = (DType::UINT8, DType::UINT8);
+            let mut tree = Tree::new(&vec![((vec![300], vec![2], vec![2]), bytes, 0); 50]);
             tree.moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
             assert_eq!(tree.wrong() > 0, faulty);
         }
@@ -288,7 +290,7 @@ fn every_failure_is_an_error_and_the_next_tree_arrives() {
         for left in 0.. {
             let (_one, sim, pool) = device();
             let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
-            let mut tree = rows(60, 300);
+            let mut tree = rows(45, 100);
             sim.state().left = Some(left);
             let done = tree.moved(&moves, sim, way);
             let is_over = sim.state().left != Some(0);
