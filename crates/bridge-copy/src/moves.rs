@@ -8,6 +8,7 @@
 //! out of it, and the device copies all pieces of a block in one launch.
 
 mod cut;
+mod memory;
 mod packed;
 mod pieces;
 mod staging;
@@ -19,10 +20,12 @@ mod tick;
 use crate::{host, kernels};
 use bridge_core::{
     Access, Allocation, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed, Keep, Layout, Memory, Piece,
-    Result, Reuse, Stream, Strided, poison,
+    Result, Reuse, Stream, Strided,
 };
 use bridge_cuda::Link;
 pub use cut::{Cut, Cuts};
+pub(crate) use memory::Block;
+use memory::Scratch;
 use packed::{Load, OnHost, Packed, Wired, loads};
 use pieces::{Bytes, CUTS, Host};
 use staging::Pool;
@@ -161,46 +164,6 @@ pub(crate) fn kept(device: Device, bytes: &[u8], stream: Stream) -> Result<Box<d
     unsafe { bytes.up() }?;
     wait(link, (device, Stream::LEGACY))?;
     Ok(memory)
-}
-
-/// Memory of the driver's pool.
-pub(crate) struct Block<'a> {
-    link: &'a dyn Link,
-    device: Device,
-    stream: Stream,
-    address: usize,
-    nbytes: usize,
-}
-
-impl<'a> Block<'a> {
-    fn new(link: &'a dyn Link, device: Device, nbytes: usize, stream: Stream) -> Result<Self> {
-        // The driver allocates no 0 bytes.
-        Ok(Self { link, device, stream, nbytes, address: link.allocate(device, nbytes.max(1), stream)? })
-    }
-}
-
-impl Block<'_> {
-    pub(crate) fn address(&self) -> usize {
-        self.address
-    }
-
-    /// Overwrites the memory, after all work on it.
-    #[cold]
-    fn poison(&self) {
-        // SAFETY: the memory is this block's until it is freed, in the same stream. A driver that fails leaves it.
-        let _ = unsafe { self.link.poison(self.device, self.address, self.nbytes, self.stream) };
-    }
-}
-
-impl Drop for Block<'_> {
-    fn drop(&mut self) {
-        if poison::is_on() {
-            self.poison();
-        }
-        // SAFETY: the memory comes from this link. Core, and `Moves` in the stream itself, have ordered all work on it
-        // before the stream. A driver that has shut down keeps the memory.
-        let _ = unsafe { self.link.free(self.device, self.address, self.stream) };
-    }
 }
 
 /// The link, the kernels and the staging buffers of moves. The tests have their own.
@@ -405,26 +368,6 @@ fn wait(link: &dyn Link, (device, stream): (Device, Stream)) -> Result<()> {
     let waited = link.wait(device, &mark);
     link.release(device, mark);
     waited
-}
-
-/// Host memory for the length of a move.
-struct Scratch {
-    address: usize,
-    _memory: Vec<u128>,
-}
-
-impl Scratch {
-    fn unless(is_compact: bool, nbytes: usize) -> Result<Option<Self>> {
-        if is_compact {
-            return Ok(None);
-        }
-        let mut memory: Vec<u128> = Vec::new();
-        memory.try_reserve_exact(nbytes.div_ceil(size_of::<u128>())).map_err(|error| {
-            let text = format!("no host memory for a compact copy of {nbytes} bytes: free some first");
-            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
-        })?;
-        Ok(Some(Self { address: memory.as_mut_ptr().expose_provenance(), _memory: memory }))
-    }
 }
 
 fn is_host(device: Device) -> bool {

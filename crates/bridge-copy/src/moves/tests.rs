@@ -5,7 +5,7 @@ mod packed;
 
 use super::packed::is_dense;
 use super::*;
-use bridge_core::{Cast, DType};
+use bridge_core::{Cast, DType, poison};
 use bridge_cuda::Mark;
 use proptest::prelude::*;
 use std::cell::RefCell;
