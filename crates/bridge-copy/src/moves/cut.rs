@@ -56,7 +56,8 @@ pub(super) enum Ends<'a> {
     /// At the ends of the host's pages: two threads that touch one page at a time would both clear it. This is the
     /// address of the first byte.
     Pages(usize),
-    /// After these numbers of bytes, in ascending order. The last is that of all bytes.
+    /// After these numbers of bytes, in ascending order, none further than the shortest piece from the one before. The
+    /// last is that of all bytes.
     At(&'a [usize]),
 }
 
@@ -97,7 +98,7 @@ impl<'a> Pieces<'a> {
         self.next.load(Relaxed)
     }
 
-    /// Returns the end of the piece that begins at `start`: the last of the ends within its length, else the next one.
+    /// Returns the end of the piece that begins at `start`: the last of the ends within its length.
     fn end(&self, start: usize) -> usize {
         let edge = match self.short {
             Short::First => start,
@@ -111,9 +112,7 @@ impl<'a> Pieces<'a> {
                 if aligned > host + start { aligned - host } else { start + length }
             }
             Ends::At(ends) => {
-                let (within, beyond) = ends.split_at(ends.partition_point(|end| *end <= start + length));
-                let last = within.last().filter(|end| **end > start);
-                last.or(beyond.first()).copied().unwrap_or(self.nbytes)
+                ends[..ends.partition_point(|end| *end <= start + length)].last().map_or(start, |end| *end)
             }
         };
         end.min(self.nbytes)

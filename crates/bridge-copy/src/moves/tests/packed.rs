@@ -177,11 +177,20 @@ fn a_block_is_one_launch_and_few_copies() {
 fn a_block_has_a_limit() {
     for way in WAYS {
         let (_one, sim, pool) = device();
-        rows(60, 304).moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
-        assert_eq!(sim.state().launches, [13, 13, 13, 13, 8], "304 bytes each, in blocks of 4096");
+        rows(60, 256).moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
+        assert_eq!(sim.state().launches, [16, 16, 16, 12], "256 bytes each, in blocks of 4096");
         sim.state().launches.clear();
         rows(8, 512).moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
         assert_eq!(sim.state().launches, [8], "the fewest and the largest that are packed");
+        let (small, cut) = (Cut { shortest: 256, ..SMALL.up }, SMALL.up);
+        for (down, up) in [(small, cut), (cut, small)] {
+            sim.state().launches.clear();
+            let cuts = Cuts { down, up, ..SMALL };
+            let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
+            rows(8, 512).moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
+            let is_small = if way == WAYS[0] { down.shortest == 512 } else { up.shortest == 512 };
+            assert_eq!(sim.state().launches.is_empty(), !is_small, "each way has its own figures");
+        }
     }
 }
 
@@ -194,6 +203,26 @@ fn the_streams_of_two_devices_wait_for_each_other() {
     // The memory there is ready; the bytes are there; the targets are written.
     let block = [[theirs, mine], [mine, theirs], [theirs, mine]];
     assert_eq!(sim.state().orders, [block, block].concat());
+}
+
+/// The copy or the kernel is pending, and the streams do not wait for each other.
+#[test]
+fn the_host_waits_where_a_stream_of_another_device_cannot() {
+    fn fails<const AT: usize>(earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        order(earlier, later)?;
+        let sim = ON_DEVICE.lock().unwrap().expect("a test has set it");
+        match sim.state().orders.len() {
+            made if made == AT => Err(Error::new(ErrorKind::Driver, "planned failure")),
+            _ => Ok(()),
+        }
+    }
+    for (order, waits, arrives) in [(fails::<1> as Order, 1, false), (fails::<2>, 1, false), (fails::<3>, 1, true)] {
+        let (_one, sim, pool) = device();
+        let mut tree = rows(10, 304);
+        let done = tree.moved(&Moves { order, ..packing(sim, &pool) }, sim, (GPU, OTHER));
+        assert_eq!((done.is_ok(), tree.wrong() == 0, sim.state().waits), (arrives, arrives, waits));
+        assert_eq!(remaining(sim), (0, 0));
+    }
 }
 
 /// A few columns of a matrix there, which one block holds although it is large.
@@ -316,6 +345,21 @@ fn every_failure_is_an_error_and_the_next_tree_arrives() {
                 break;
             }
         }
+    }
+}
+
+#[test]
+fn an_error_of_a_launch_names_the_piece_among_all() {
+    unsafe fn third(_: &[Piece<'_>], _: Stream) -> Result<(), Failed> {
+        Err(Failed { index: 2, error: Error::new(ErrorKind::CopyNeeded, "planned") })
+    }
+    for way in ALL {
+        let (_one, sim, pool) = device();
+        // The first is moved alone.
+        let plain = |length: i64| ((vec![length], vec![1], vec![1]), (DType::UINT8, DType::UINT8), 0);
+        let mut tree = Tree::new(&[vec![plain(2000)], vec![plain(50); 10]].concat());
+        let failed = tree.moved(&Moves { on_device: third, ..packing(sim, &pool) }, sim, way).unwrap_err();
+        assert_eq!((failed.index, failed.error.kind()), (3, ErrorKind::CopyNeeded));
     }
 }
 
