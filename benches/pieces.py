@@ -13,6 +13,9 @@ Two lists of tensors: *equal* pieces, slices of one buffer that are copied to sl
 A *device* figure ends when the elements are there. A *call* figure is the time of the host, for one piece; on the host
 both are one. Every result is compared bit by bit.
 
+Beside a device, 2,000 tensors of 4 to 64 KiB also go *up* from the host and *down* to it. There *plain* is one copy of
+as many bytes from or to pinned memory, and *loop* one ``Tensor.copy_`` for each tensor.
+
     cargo xtask bench --pieces
 """
 
@@ -31,6 +34,10 @@ from truebridge_conformance import host
 
 #: The least part of a plain copy's speed, the most microseconds of the host for a piece, and for a prepared copy.
 PART, CALL, PREPARED = 0.9, 1.0, 30.0
+#: The least speed between the host and a device, as a multiple of the loop's.
+LOOP = 1.0
+#: The tensors between the host and a device, and the bytes of the shortest and of the longest.
+SMALL, SHORTEST, LONGEST = 2_000, 4 << 10, 64 << 10
 #: The pieces of the first list.
 COUNT, NBYTES = 112_000, 44_000
 #: Shapes of a layer's weights and of the others, in a model of this width.
@@ -123,6 +130,14 @@ def measure(pieces: str, lists: Lists, device: str, rounds: int) -> list[Row]:
         ways[way]()
         if not all(same(one, other) for one, other in zip(sources, targets, strict=True)):
             raise RuntimeError(f"{pieces}, {way}: a copy has other elements than the source")
+    calls, seconds = timed(ways, wait, rounds)
+    on_device = {way: device_time(call, rounds) for way, call in ways.items()} if device.startswith("cuda") else seconds
+    parts = {way: on_device["plain"] / on_device[way] for way in ways}
+    return [Row(pieces, way, count, nbytes, seconds[way], 1e6 * calls[way] / count, parts[way]) for way in ways]
+
+
+def timed(ways: dict[str, Callable[[], Any]], wait: Callable[[], Any], rounds: int) -> tuple[dict[str, float], ...]:
+    """Return seconds of the host in each call, and seconds until the elements are there. All ways take turns."""
     calls: dict[str, list[float]] = {way: [] for way in ways}
     whole: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(rounds + 1):
@@ -136,20 +151,42 @@ def measure(pieces: str, lists: Lists, device: str, rounds: int) -> list[Row]:
             if turn:
                 calls[way].append(called)
                 whole[way].append(time.perf_counter() - started)
-    seconds = {way: statistics.median(times) for way, times in whole.items()}
-    on_device = {way: device_time(call, rounds) for way, call in ways.items()} if device.startswith("cuda") else seconds
-    return [
-        Row(
-            pieces,
-            way,
-            count,
-            nbytes,
-            seconds[way],
-            1e6 * statistics.median(calls[way]) / count,
-            on_device["plain"] / on_device[way],
-        )
-        for way in ways
-    ]
+    return tuple({way: statistics.median(times) for way, times in taken.items()} for taken in (calls, whole))
+
+
+def between(direction: str, device: str, count: int, rounds: int) -> list[Row]:
+    """Measure every way of moving small tensors between the host and the device, in one direction."""
+    import torch
+
+    import truebridge as tb
+
+    here, there = ("cpu", device) if direction == "up" else (device, "cpu")
+    sizes = [random.Random(index).randrange(SHORTEST, LONGEST + 1) for index in range(count)]
+    sources = [torch.randint(0, 256, (size,), dtype=torch.uint8, device=here) for size in sizes]
+    targets = [torch.zeros(size, dtype=torch.uint8, device=there) for size in sizes]
+    pinned = torch.zeros(sum(sizes), dtype=torch.uint8, pin_memory=device.startswith("cuda"))
+    buffers = [pinned, torch.zeros(sum(sizes), dtype=torch.uint8, device=device)]
+    source, target = buffers if direction == "up" else buffers[::-1]
+
+    def loop() -> None:
+        for one, other in zip(sources, targets, strict=True):
+            other.copy_(one)
+
+    ways: dict[str, Callable[[], Any]] = {
+        "plain": lambda: target.copy_(source, non_blocking=True),
+        "ours": lambda: tb.copy(sources, out=targets),
+        "prepared": tb.copier(sources, out=targets),
+        "loop": loop,
+    }
+    for way in ("ours", "prepared"):
+        for tensor in targets:
+            tensor.zero_()
+        ways[way]()
+        if not all(same(one.to(there), other) for one, other in zip(sources, targets, strict=True)):
+            raise RuntimeError(f"{direction}, {way}: a copy has other elements than the source")
+    calls, seconds = timed(ways, torch.cuda.synchronize if device.startswith("cuda") else lambda: None, rounds)
+    parts = {way: seconds["plain"] / seconds[way] for way in ways}
+    return [Row(direction, way, count, sum(sizes), seconds[way], 1e6 * calls[way] / count, parts[way]) for way in ways]
 
 
 def device_time(call: Callable[[], Any], rounds: int) -> float:
@@ -188,7 +225,15 @@ def main(argv: list[str]) -> int:
     shapes = (given.width, given.width * HIDDEN // WIDTH, given.width * WORDS // WIDTH, LAYERS)
     rows += measure("weights", weights(given.device, *shapes), given.device, given.rounds)
     verdicts = []
+    for direction in ("up", "down") if given.device.startswith("cuda") else ():
+        moved = between(direction, given.device, SMALL, given.rounds)
+        taken = {row.way: row.seconds for row in moved}
+        times = taken["loop"] / taken["ours"]
+        verdicts.append(Verdict.at_least(f"{direction}: speed, as a multiple of the loop's", times, LOOP))
+        rows += moved
     for row in rows:
+        if row.pieces in ("up", "down"):
+            continue
         if row.way == "ours":
             verdicts.append(Verdict.at_most(f"{row.pieces}: µs of the host for a piece", row.call, CALL))
         if row.way in ("ours", "prepared"):

@@ -42,7 +42,7 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Re
     Ok(())
 }
 
-/// Makes many copies, in threads that share all of them.
+/// Makes many copies, in `most` threads or fewer, which share all of them.
 ///
 /// # Errors
 ///
@@ -52,7 +52,7 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Re
 ///
 /// Those of [`Copies::copy_all`](bridge_core::Copies::copy_all). Both layouts of a piece have the same shape, and the
 /// same itemsize or those of its cast.
-pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>]) -> Result<(), Failed> {
+pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], most: usize) -> Result<(), Failed> {
     let mut parts = Vec::with_capacity(pieces.len());
     for (index, piece) in pieces.iter().copied().enumerate() {
         parts.extend(part(piece).map_err(|error| Failed { index, error })?);
@@ -60,7 +60,7 @@ pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>]) -> Result<(), Failed> {
     let nbytes = |piece: &Piece<'_>| piece.from.layout.nbytes().max(piece.to.layout.nbytes());
     let nbytes = pieces.iter().map(nbytes).fold(0, usize::saturating_add);
     // SAFETY: the caller's promises; the walks stay inside their views, and no byte of a target is visited twice.
-    unsafe { threads::run(&parts, threads::count(nbytes)) };
+    unsafe { threads::run(&parts, threads::count(nbytes).min(most)) };
     Ok(())
 }
 

@@ -56,9 +56,13 @@ unsafe impl Copies for Copier {
         }
         match stream {
             // SAFETY: the caller's promises.
-            None => unsafe { host::copy_all(pieces) },
+            None => unsafe { host::copy_all(pieces, usize::MAX) },
             // SAFETY: the caller's promises.
-            Some(stream) => unsafe { kernels::copy_all(pieces, stream) },
+            Some(stream) if pieces.iter().all(|piece| piece.from.device == piece.to.device) => unsafe {
+                kernels::copy_all(pieces, stream)
+            },
+            // SAFETY: the caller's promises.
+            Some(stream) => unsafe { moves::copy_all(pieces, stream) },
         }
     }
 

@@ -2,9 +2,14 @@
 //!
 //! Bytes move without gaps, in the order of the target, else in that of the source, else row by row. Where a side has
 //! another layout, the device packs and spreads its own with the kernels, in memory of the driver's pool, and the host
-//! with its own loops. The device also flips the pending bits.
+//! with its own loops. The device also flips the pending bits, and casts.
+//!
+//! Many small pieces move together, one after another in blocks: the threads of the host copy each piece into staging or
+//! out of it, and the device copies all pieces of a block in one launch.
 
 mod cut;
+mod memory;
+mod packed;
 mod pieces;
 mod staging;
 mod stores;
@@ -14,14 +19,17 @@ mod tick;
 
 use crate::{host, kernels};
 use bridge_core::{
-    Access, Allocation, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Layout, Memory, Result, Reuse,
-    Stream, Strided, poison,
+    Access, Allocation, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed, Keep, Layout, Memory, Piece,
+    Result, Reuse, Stream, Strided,
 };
 use bridge_cuda::Link;
 pub use cut::{Cut, Cuts};
-use pieces::{Bytes, CUTS};
-use smallvec::SmallVec;
+pub(crate) use memory::Block;
+use memory::Scratch;
+use packed::{Load, OnHost, Packed, Wired, loads};
+use pieces::{Bytes, CUTS, Host};
 use staging::Pool;
+use std::slice;
 pub use tick::{Tick, ticking};
 
 static POOL: Pool = Pool::new(&CUTS);
@@ -32,10 +40,20 @@ static POOL: Pool = Pool::new(&CUTS);
 ///
 /// As of [`bridge_core::Copies::copy`].
 pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
-    let link = bridge_cuda::link()?;
-    let moves = Moves { link, pool: &POOL, cuts: &CUTS, on_device: kernels::copy, on_host: host::copy };
     // SAFETY: the caller's promises.
-    unsafe { moves.copy(from, to, flips, stream) }
+    unsafe { copy_all(&[Piece { from, to, flips, cast: None }], stream) }.map_err(|failed| failed.error)
+}
+
+/// Moves the elements of many pieces between the same two devices, as [`bridge_core::Copies::copy_all`] says.
+///
+/// # Safety
+///
+/// As of [`bridge_core::Copies::copy_all`].
+pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
+    let link = bridge_cuda::link().map_err(|error| Failed { index: 0, error })?;
+    let moves = Moves { link, pool: &POOL, cuts: &CUTS, on_device: kernels::copy_all, on_host: host::copy_all, order };
+    // SAFETY: the caller's promises.
+    unsafe { moves.copy_all(pieces, stream) }
 }
 
 /// Moves over another link, or cut in another way, for the example that measures what costs time.
@@ -68,9 +86,10 @@ impl<'a> Trial<'a> {
     /// As of [`bridge_core::Copies::copy`].
     pub unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, stream: Stream) -> Result<()> {
         let Self { link, pool, cuts } = self;
-        let moves = Moves { link: *link, pool, cuts, on_device: kernels::copy, on_host: host::copy };
+        let moves = Moves { link: *link, pool, cuts, on_device: kernels::copy_all, on_host: host::copy_all, order };
+        let piece = Piece { from, to, flips: 0, cast: None };
         // SAFETY: the caller's promises.
-        unsafe { moves.copy(from, to, 0, stream) }
+        unsafe { moves.copy_all(&[piece], stream) }.map_err(|failed| failed.error)
     }
 }
 
@@ -118,7 +137,7 @@ pub(crate) fn upload(device: Device, bytes: &[u8], stream: Stream) -> Result<Blo
     // The threads of a move share the stream.
     let (link, stream) = (bridge_cuda::link()?, stream.on_any_thread());
     let block = Block::new(link, device, bytes.len(), stream)?;
-    let (host, address) = (bytes.as_ptr().expose_provenance(), block.address);
+    let (host, address) = (Host::At(bytes.as_ptr().expose_provenance()), block.address);
     let bytes = Bytes { link, pool: &POOL, cuts: &CUTS, device, stream, address, host, nbytes: bytes.len() };
     // SAFETY: the block is fresh, as long as the bytes, and used in the stream only. These are alive during the call.
     unsafe { bytes.up() }?;
@@ -138,53 +157,13 @@ pub(crate) fn kept(device: Device, bytes: &[u8], stream: Stream) -> Result<Box<d
     }
     // Freed in the legacy stream, which always exists.
     let memory = allocate(device, bytes.len(), Stream::LEGACY, None)?;
-    let (host, address) = (bytes.as_ptr().expose_provenance(), memory.address());
+    let (host, address) = (Host::At(bytes.as_ptr().expose_provenance()), memory.address());
     let bytes =
         Bytes { link, pool: &POOL, cuts: &CUTS, device, stream: Stream::LEGACY, address, host, nbytes: bytes.len() };
     // SAFETY: the memory is fresh, as long as the bytes, and known here only. The bytes are alive during the call.
     unsafe { bytes.up() }?;
-    bytes.wait_for_stream()?;
+    wait(link, (device, Stream::LEGACY))?;
     Ok(memory)
-}
-
-/// Memory of the driver's pool.
-pub(crate) struct Block<'a> {
-    link: &'a dyn Link,
-    device: Device,
-    stream: Stream,
-    address: usize,
-    nbytes: usize,
-}
-
-impl<'a> Block<'a> {
-    fn new(link: &'a dyn Link, device: Device, nbytes: usize, stream: Stream) -> Result<Self> {
-        // The driver allocates no 0 bytes.
-        Ok(Self { link, device, stream, nbytes, address: link.allocate(device, nbytes.max(1), stream)? })
-    }
-}
-
-impl Block<'_> {
-    pub(crate) fn address(&self) -> usize {
-        self.address
-    }
-
-    /// Overwrites the memory, after all work on it.
-    #[cold]
-    fn poison(&self) {
-        // SAFETY: the memory is this block's until it is freed, in the same stream. A driver that fails leaves it.
-        let _ = unsafe { self.link.poison(self.device, self.address, self.nbytes, self.stream) };
-    }
-}
-
-impl Drop for Block<'_> {
-    fn drop(&mut self) {
-        if poison::is_on() {
-            self.poison();
-        }
-        // SAFETY: the memory comes from this link. Core, and `Moves` in the stream itself, have ordered all work on it
-        // before the stream. A driver that has shut down keeps the memory.
-        let _ = unsafe { self.link.free(self.device, self.address, self.stream) };
-    }
 }
 
 /// The link, the kernels and the staging buffers of moves. The tests have their own.
@@ -192,158 +171,207 @@ struct Moves<'a> {
     link: &'a dyn Link,
     pool: &'a Pool,
     cuts: &'a Cuts,
-    on_device: unsafe fn(Strided<'_>, Strided<'_>, u128, Stream) -> Result<()>,
-    on_host: unsafe fn(Strided<'_>, Strided<'_>, u128) -> Result<()>,
+    on_device: unsafe fn(&[Piece<'_>], Stream) -> Result<(), Failed>,
+    on_host: OnHost,
+    order: Order,
+}
+
+/// Makes a stream of a device wait for the work that is now in a stream of another one.
+type Order = fn((Device, Stream), (Device, Stream)) -> Result<()>;
+
+fn order(earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+    bridge_cuda::ordering().order_across(earlier, later)
 }
 
 impl Moves<'_> {
-    unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
-        let device = if is_host(from.device) { to.device } else { from.device };
-        if from.layout.numel() == 0 {
+    unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
+        let Some(Piece { from, to, .. }) = pieces.first() else { return Ok(()) };
+        let first = |error| Failed { index: 0, error };
+        let (is_up, is_down) = (is_host(from.device), is_host(to.device));
+        if is_up && is_down {
+            // SAFETY: the caller's promises.
+            return unsafe { (self.on_host)(pieces, usize::MAX) };
+        }
+        let cut = if is_down { &self.cuts.down } else { &self.cuts.up };
+        let loads = loads(pieces, (cut.shortest, self.cuts.block), self.on_host)?;
+        if loads.is_empty() {
             return Ok(());
         }
-        if self.link.is_captured(device, stream)? {
+        if self.link.is_captured(if is_up { to.device } else { from.device }, stream).map_err(first)? {
             let text = format!(
                 "{stream} is being captured into a CUDA graph, which would repeat the move with memory that is released by then: move the tensor before the capture"
             );
-            return Err(Error::new(ErrorKind::Captured, text));
+            return Err(first(Error::new(ErrorKind::Captured, text)));
         }
         // The threads of a move share the stream.
         let stream = stream.on_any_thread();
-        // SAFETY: the caller's promises.
-        unsafe {
-            match (is_host(from.device), is_host(to.device)) {
-                (true, true) => (self.on_host)(from, to, flips),
-                (true, false) => self.up(from, to, flips, stream),
-                (false, true) => self.down(from, to, flips, stream),
-                (false, false) => self.across(from, to, flips, stream),
-            }
+        let mut moved = 0;
+        for load in &loads {
+            // SAFETY: the caller's promises.
+            let load = || unsafe {
+                match load {
+                    Load::Packed(packed) => self.packed(packed, stream).map(|()| packed.nbytes()),
+                    Load::Alone(wired) => {
+                        let done = match (is_up, is_down) {
+                            (true, _) => self.up(wired, stream),
+                            (_, true) => self.down(wired, stream),
+                            _ => self.across(wired, stream),
+                        };
+                        let index = wired.index;
+                        done.map(|()| wired.wire.nbytes()).map_err(|error| Failed { index, error })
+                    }
+                }
+            };
+            moved += tick::after(moved, load).map_err(|failed| match moved {
+                0 => failed,
+                _ => Failed { error: undefined(failed.error), ..failed },
+            })?;
         }
+        Ok(())
     }
 
-    unsafe fn down(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
-        let wire = wire(from.layout, to.layout)?;
-        let fresh = Scratch::unless(same(to.layout, &wire), wire.nbytes())?;
+    /// Moves small pieces through a block of the device.
+    unsafe fn packed(&self, packed: &Packed<'_>, stream: Stream) -> Result<(), Failed> {
+        let Piece { from, to, .. } = packed.pieces[0].piece;
+        let of_all = |error| Failed { index: packed.pieces[0].index, error };
+        let device = if is_host(from.device) { to.device } else { from.device };
+        let block = Block::new(self.link, device, packed.nbytes(), stream).map_err(of_all)?;
+        let bytes = self.bytes(device, block.address, Host::Packed(packed), packed.nbytes(), stream);
+        let on_device = || {
+            // SAFETY: the caller's promises; the block is fresh and has room for all pieces, each at a place of its own. It
+            // is freed in the stream, after the kernel.
+            let copied = unsafe { (self.on_device)(&packed.on_device(block.address), stream) };
+            copied.map_err(|failed| Failed { index: packed.pieces[failed.index].index, ..failed })
+        };
+        if is_host(from.device) {
+            // SAFETY: as above.
+            unsafe { bytes.up() }.map_err(of_all)?;
+            return on_device();
+        }
+        on_device()?;
+        if is_host(to.device) {
+            // SAFETY: as above.
+            return unsafe { bytes.down() }.map_err(|error| of_all(undefined(error)));
+        }
+        // SAFETY: as above.
+        unsafe { self.packed_across(packed, block.address, stream) }
+    }
+
+    /// Moves packed pieces to a block of another device, and to the targets there. That is in the legacy stream, which
+    /// always exists: it waits for `stream`, and `stream` for it.
+    unsafe fn packed_across(&self, packed: &Packed<'_>, source: usize, stream: Stream) -> Result<(), Failed> {
+        let (Piece { from, to, .. }, nbytes) = (packed.pieces[0].piece, packed.nbytes());
+        let of_all = |error| Failed { index: packed.pieces[0].index, error };
+        let (mine, theirs) = ((from.device, stream), (to.device, Stream::LEGACY));
+        let block = Block::new(self.link, to.device, nbytes, theirs.1).map_err(of_all)?;
+        let arrive = || {
+            (self.order)(theirs, mine)?;
+            // SAFETY: the caller's promises; the block is fresh and has room for the bytes.
+            unsafe { self.link.copy((from.device, source), (to.device, block.address), nbytes, stream) }?;
+            (self.order)(mine, theirs)
+        };
+        if let Err(error) = arrive() {
+            // The block is freed in the other stream.
+            if wait(self.link, mine).is_err() {
+                std::mem::forget(block);
+            }
+            return Err(of_all(error));
+        }
+        // SAFETY: as above. The block is freed in the stream of the kernel.
+        let spread = unsafe { (self.on_device)(&packed.on_other(block.address), theirs.1) };
+        // Also where that has failed: part of it may be launched.
+        let ordered = (self.order)(theirs, mine).or_else(|_| wait(self.link, theirs));
+        spread.map_err(|failed| Failed { index: packed.pieces[failed.index].index, ..failed })?;
+        ordered.map_err(|error| of_all(undefined(error)))
+    }
+
+    unsafe fn down(&self, wired: &Wired<'_>, stream: Stream) -> Result<()> {
+        let Wired { piece: Piece { from, to, .. }, wire, .. } = wired;
+        let fresh = Scratch::unless(same(to.layout, wire), wire.nbytes())?;
         // SAFETY: the caller's promises; the scratch memory has room for all elements and is used here only.
         unsafe {
-            let (source, _block) = self.packed(from, flips, &wire, stream)?;
+            let (source, _block) = self.gathered(wired, stream)?;
             let target = fresh.as_ref().map_or(to.data, |fresh| fresh.address);
-            self.bytes(from.device, source, target, wire.nbytes(), stream).down().map_err(undefined)?;
+            self.bytes(from.device, source, Host::At(target), wire.nbytes(), stream).down().map_err(undefined)?;
             match fresh {
-                Some(_) => (self.on_host)(Strided { device: Device::CPU, data: target, layout: &wire }, to, 0),
+                Some(_) => self.on_host(&wired.on_other(target)),
                 None => Ok(()),
             }
         }
     }
 
-    unsafe fn up(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
-        let wire = wire(from.layout, to.layout)?;
-        let packed = Scratch::unless(same(from.layout, &wire), wire.nbytes())?;
+    unsafe fn up(&self, wired: &Wired<'_>, stream: Stream) -> Result<()> {
+        let Wired { piece: Piece { from, to, .. }, wire, .. } = wired;
+        let packed = Scratch::unless(same(from.layout, wire), wire.nbytes())?;
         // SAFETY: the caller's promises; the scratch memory has room for all elements and is used here only. The block
         // is freed in the stream, after the kernel that reads it.
         unsafe {
             let source = packed.as_ref().map_or(from.data, |packed| packed.address);
             if packed.is_some() {
-                (self.on_host)(from, Strided { device: Device::CPU, data: source, layout: &wire }, 0)?;
+                self.on_host(&wired.on_other(source))?;
             }
-            if same(to.layout, &wire) && flips == 0 {
+            let source = Host::At(source);
+            if same(to.layout, wire) && !wired.changes() {
                 return self.bytes(to.device, to.data, source, wire.nbytes(), stream).up().map_err(undefined);
             }
             let block = Block::new(self.link, to.device, wire.nbytes(), stream)?;
             self.bytes(to.device, block.address, source, wire.nbytes(), stream).up()?;
-            (self.on_device)(Strided { device: to.device, data: block.address, layout: &wire }, to, flips, stream)
+            self.on_device(&wired.on_device(block.address), stream)
         }
     }
 
-    unsafe fn across(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
-        if !is_dense(to.layout) {
-            let text = format!(
-                "a tensor of {} cannot be moved into a view with gaps on {}: move it to {} first, and copy it there",
-                from.device, to.device, to.device
-            );
-            return Err(Error::new(ErrorKind::CopyNeeded, text));
-        }
+    unsafe fn across(&self, wired: &Wired<'_>, stream: Stream) -> Result<()> {
+        let Piece { from, to, .. } = wired.piece;
         // SAFETY: the caller's promises. The block is freed in the stream, after the copy that reads it.
         unsafe {
-            let (source, _block) = self.packed(from, flips, to.layout, stream)?;
-            let copied = self.link.copy((from.device, source), (to.device, to.data), to.layout.nbytes(), stream);
+            let (source, _block) = self.gathered(wired, stream)?;
+            let copied = self.link.copy((from.device, source), (to.device, to.data), wired.wire.nbytes(), stream);
             copied.map_err(undefined)
         }
     }
 
-    /// Returns the address of the elements of a view on a device, in the layout `wire` and with `flips` flipped, and
-    /// the memory that holds them where it is not the view's own.
-    unsafe fn packed(
-        &self,
-        from: Strided<'_>,
-        flips: u128,
-        wire: &Layout,
-        stream: Stream,
-    ) -> Result<(usize, Option<Block<'_>>)> {
-        if same(from.layout, wire) && flips == 0 {
+    /// Returns the address of the bytes that move of a view on a device, and the memory that holds them where it is not
+    /// the view's own.
+    unsafe fn gathered(&self, wired: &Wired<'_>, stream: Stream) -> Result<(usize, Option<Block<'_>>)> {
+        let (from, wire) = (wired.piece.from, &wired.wire);
+        if same(from.layout, wire) && !wired.changes() {
             return Ok((from.data, None));
         }
         let block = Block::new(self.link, from.device, wire.nbytes(), stream)?;
-        let packed = Strided { device: from.device, data: block.address, layout: wire };
         // SAFETY: the caller's promises; the block is fresh and has room for all elements.
-        unsafe { (self.on_device)(from, packed, flips, stream) }?;
+        unsafe { self.on_device(&wired.on_device(block.address), stream) }?;
         Ok((block.address, Some(block)))
     }
 
-    fn bytes(&self, device: Device, address: usize, host: usize, nbytes: usize, stream: Stream) -> Bytes<'_> {
+    unsafe fn on_host(&self, piece: &Piece<'_>) -> Result<()> {
+        // SAFETY: the caller's promises.
+        unsafe { (self.on_host)(slice::from_ref(piece), usize::MAX) }.map_err(|failed| failed.error)
+    }
+
+    unsafe fn on_device(&self, piece: &Piece<'_>, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promises.
+        unsafe { (self.on_device)(slice::from_ref(piece), stream) }.map_err(|failed| failed.error)
+    }
+
+    fn bytes<'b>(&'b self, device: Device, address: usize, host: Host<'b>, nbytes: usize, stream: Stream) -> Bytes<'b> {
         Bytes { link: self.link, pool: self.pool, cuts: self.cuts, device, stream, address, host, nbytes }
     }
 }
 
-/// Host memory for the length of a move.
-struct Scratch {
-    address: usize,
-    _memory: Vec<u128>,
-}
-
-impl Scratch {
-    fn unless(is_compact: bool, nbytes: usize) -> Result<Option<Self>> {
-        if is_compact {
-            return Ok(None);
-        }
-        let mut memory: Vec<u128> = Vec::new();
-        memory.try_reserve_exact(nbytes.div_ceil(size_of::<u128>())).map_err(|error| {
-            let text = format!("no host memory for a compact copy of {nbytes} bytes: free some first");
-            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
-        })?;
-        Ok(Some(Self { address: memory.as_mut_ptr().expose_provenance(), _memory: memory }))
-    }
+/// Blocks the host until all work of a stream has run.
+///
+/// # Errors
+///
+/// Those of the driver.
+fn wait(link: &dyn Link, (device, stream): (Device, Stream)) -> Result<()> {
+    let mark = link.mark(device, stream)?;
+    let waited = link.wait(device, &mark);
+    link.release(device, mark);
+    waited
 }
 
 fn is_host(device: Device) -> bool {
     [DeviceKind::CPU, DeviceKind::CUDA_HOST].contains(&device.kind)
-}
-
-/// Returns the layout in which the bytes move.
-fn wire(from: &Layout, to: &Layout) -> Result<Layout> {
-    if let Some(dense) = [to, from].into_iter().find(|layout| is_dense(layout)) {
-        return Ok(dense.clone());
-    }
-    let bits = u8::try_from(from.itemsize() * 8).ok();
-    let dtype = bits.map(|bits| DType { bits, ..DType::UINT8 });
-    let unknown = || {
-        let text = format!("elements of {} bytes cannot be moved: view them as smaller ones", from.itemsize());
-        Error::new(ErrorKind::CopyNeeded, text)
-    };
-    Layout::new(dtype.ok_or_else(unknown)?, from.shape(), None, 0)
-}
-
-/// Returns whether the elements fill the bytes from the first one on, each once, in any order of the dimensions.
-fn is_dense(layout: &Layout) -> bool {
-    let steps = layout.shape().iter().zip(layout.strides()).filter(|(length, _)| **length > 1);
-    let mut steps: SmallVec<[(i64, i64); 8]> = steps.map(|(length, stride)| (*stride, *length)).collect();
-    steps.sort_unstable();
-    let mut expected = 1;
-    steps.into_iter().all(|(stride, length)| {
-        let follows = stride == expected;
-        expected *= length;
-        follows
-    })
 }
 
 /// Returns whether two layouts of one shape put each element at the same offset.
@@ -354,6 +382,9 @@ fn same(one: &Layout, other: &Layout) -> bool {
 
 /// Returns the error of a move that stopped half-way.
 fn undefined(error: Error) -> Error {
-    let text = format!("{error}; the move has stopped, and the elements of its target are undefined");
-    Error::new(error.kind(), text).caused_by(error)
+    const TEXT: &str = "; the move has stopped, and the elements of its target are undefined";
+    match error.to_string() {
+        text if text.ends_with(TEXT) => error,
+        text => Error::new(error.kind(), text + TEXT).caused_by(error),
+    }
 }

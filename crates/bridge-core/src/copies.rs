@@ -61,8 +61,8 @@ pub unsafe trait Copies: Send + Sync {
     /// work on both.
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()>;
 
-    /// Makes many copies within one memory: both sides of each piece are on the same device, or all are on the host and
-    /// `stream` is `None`. The default makes one after another, and refuses to cast.
+    /// Makes many copies from the same device to the same device, as [`copy`](Self::copy) makes one. The default makes one
+    /// after another, and refuses to cast.
     ///
     /// # Errors
     ///

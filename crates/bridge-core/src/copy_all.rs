@@ -7,7 +7,7 @@ use crate::conversion::{Streams, used};
 use crate::copy_into::{Sides, release, uncopied};
 use crate::fill::{flips, order_after};
 use crate::host_copy::copy_by_loop;
-use crate::moved::{move_into, unmovable};
+use crate::moved::{Moving, Way, unmovable};
 use crate::{
     Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Pair, Piece, Planned,
     Result, Stream, Strided,
@@ -34,8 +34,8 @@ impl From<Failed> for Misfit {
 
 /// Copies every tensor into its target, as [`copy_into`](crate::copy_into) does, and all of them together: each pair of
 /// streams is ordered once, and the ordering's [`Copies`](crate::Copies) receive all copies within one memory in one
-/// call ([`copy_all`](crate::Copies::copy_all)). Elements that change memory are moved one tensor after another, those
-/// for which the host waits last. Returns, for each pair, the owner's stream and the one that waits for it, where they
+/// call ([`copy_all`](crate::Copies::copy_all)), and so all moves between the same two and in the same streams, those for
+/// which the host waits last. Returns, for each pair, the owner's stream and the one that waits for it, where they
 /// differ.
 ///
 /// Where the two dtypes of a pair differ and that of the target is [`Pair::dtype`], the elements are cast on the way,
@@ -48,8 +48,7 @@ impl From<Failed> for Misfit {
 ///
 /// Before anything is written, with the index of the pair: those of [`copy_into`](crate::copy_into);
 /// [`ErrorKind::Layout`] where a target shares bytes with a side of another pair; for a cast those of
-/// [`Cast::new`](crate::Cast::new) and of [`Copies::casts`](crate::Copies::casts), and [`ErrorKind::Device`] where the
-/// two are in different memories. After that those of [`Copies::copy_all`](crate::Copies::copy_all), whose text says
+/// [`Cast::new`](crate::Cast::new) and of [`Copies::casts`](crate::Copies::casts). After that those of [`Copies::copy_all`](crate::Copies::copy_all), whose text says
 /// that the targets are undefined.
 pub fn copy_all<F, T>(
     pairs: &[Pair<'_, F, T>],
@@ -78,13 +77,21 @@ pub(crate) fn repeats(jobs: &[Job]) -> Result<Vec<bool>, Misfit> {
 /// Copies within one memory and in one stream, by the index of their jobs.
 type Place = (Device, Option<Stream>, Vec<usize>);
 
-/// Divides copies that are made within one memory by that and by their streams. The others are moves.
-pub(crate) fn grouped(jobs: &[Job], repeats: &[bool]) -> (Vec<Place>, Vec<usize>) {
+/// Moves from one memory to another and between the same streams, by the index of their jobs.
+type Moves = (Way, Vec<usize>);
+
+/// Divides copies that are made within one memory by that and by their streams, and moves by their way. Those for which
+/// the host waits are last.
+pub(crate) fn grouped(jobs: &[Job], repeats: &[bool]) -> (Vec<Place>, Vec<Moves>) {
     let mut groups: Vec<Place> = Vec::new();
-    let mut moves = Vec::new();
+    let mut moves: Vec<Moves> = Vec::new();
     for (number, (job, _)) in jobs.iter().zip(repeats).enumerate().filter(|(_, (_, repeats))| !**repeats) {
         let Some(device) = job.device else {
-            moves.push(number);
+            let way = Way::between(&job.source, &job.target);
+            match moves.iter_mut().rfind(|group| group.0 == way) {
+                Some(group) => group.1.push(number),
+                None => moves.push((way, vec![number])),
+            }
             continue;
         };
         let stream = job.target.buffer().stream();
@@ -95,6 +102,7 @@ pub(crate) fn grouped(jobs: &[Job], repeats: &[bool]) -> (Vec<Place>, Vec<usize>
         });
         groups[group].2.push(number);
     }
+    moves.sort_by_key(|(way, _)| way.ends_on_host());
     (groups, moves)
 }
 
@@ -123,14 +131,16 @@ pub(crate) fn run<F, T>(
         let group = copies.into_iter().filter_map(|copy| jobs[copy].take()).collect();
         copy_together(group, launch, &mut ordered, &batch, ordering)?;
     }
-    let mut moves: Vec<Job> = moves.into_iter().filter_map(|number| jobs[number].take()).collect();
-    // The host waits for what it receives: after everything else is launched.
-    moves.sort_by_key(|job| job.target.device().kind == DeviceKind::CPU);
-    for Job { index, source, target, consumer, .. } in moves {
-        let moved = move_into(source, target, pairs[index].from.consumer(), ordering);
-        let (streams, target) = moved.map_err(|error| Failed { index, error })?;
-        ordered[index] = streams;
-        release(target, consumer, ordering);
+    for (way, moves) in moves {
+        let (mut together, mut consumers) = (Vec::with_capacity(moves.len()), Vec::with_capacity(moves.len()));
+        for Job { index, source, target, change, consumer, .. } in moves.iter().filter_map(|copy| jobs[*copy].take()) {
+            together.push(Moving { source, target, change, consumer: pairs[index].from.consumer() });
+            consumers.push(consumer);
+        }
+        let moved = way.move_all(together, Some(&batch), ordering);
+        let (streams, targets) = moved.map_err(|failed| failed.among(&moves))?;
+        moves.iter().for_each(|index| ordered[*index] = streams);
+        targets.into_iter().zip(consumers).for_each(|(target, consumer)| release(target, consumer, ordering));
     }
     Ok(ordered)
 }

@@ -95,9 +95,6 @@ impl Sides {
         let Some(device) = shared(source.device(), target.device()) else {
             movable(source.device(), target.device(), ordering)?;
             writable(&target)?;
-            if let Some(cast) = cast {
-                return Err(no_cast_between(cast, source.device(), target.device()));
-            }
             return Ok(Self { source, target, device: None, is_packed, cast });
         };
         let (source, target) = (source.seen_on(device), target.seen_on(device));
@@ -114,15 +111,6 @@ impl Sides {
 fn packed<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, lent: &Lent) -> Result<Lent> {
     used(from, lent);
     from.export(&from.compact(tensor)?)
-}
-
-/// Returns the error for elements that would be moved and cast at once.
-fn no_cast_between(cast: Cast, source: Device, target: Device) -> Error {
-    let text = format!(
-        "the tensor is on {source} and the target on {target}, and elements are cast within one memory: cast to {} on {source} first, and copy that",
-        cast.to()
-    );
-    Error::new(ErrorKind::Device, text)
 }
 
 /// Returns the error for elements that nothing copies on a device.

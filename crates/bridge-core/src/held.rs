@@ -3,6 +3,7 @@
 use crate::batch::Batch;
 use crate::copy_all::{Job, Launch, grouped};
 use crate::leak::leak;
+use crate::moved::Way;
 use crate::{
     Access, Consumer, Device, ErrorKind, Failed, Lease, Lent, Misfit, Ordering, Pair, Planned, Result, Stream,
 };
@@ -15,6 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub(crate) struct Held {
     jobs: Vec<Job>,
     groups: Vec<Together>,
+    moves: Vec<Moved>,
     viewed: Vec<Viewed>,
     /// Whether copies may run that an owner does not wait for.
     is_lost: AtomicBool,
@@ -29,6 +31,14 @@ struct Together {
     plan: Option<Box<dyn Planned>>,
     target: Owner,
     sources: Vec<Owner>,
+}
+
+/// Moves from one memory to another, and between the same streams.
+struct Moved {
+    /// The moves, by their job.
+    moves: Vec<usize>,
+    source: Owner,
+    target: Owner,
 }
 
 /// What has exported tensors, and where.
@@ -116,7 +126,8 @@ impl Held {
             sides.map(|(owner, lent)| Viewed { owner, device: lent.device(), address: lent.buffer().address() });
         let viewed = viewed.filter(Viewed::used).collect();
         let mut groups = Vec::new();
-        for (device, stream, copies) in grouped(&jobs, repeats).0 {
+        let (places, ways) = grouped(&jobs, repeats);
+        for (device, stream, copies) in places {
             let pieces: Vec<_> = copies.iter().map(|copy| jobs[*copy].piece()).collect();
             let plan = ordering.copies().map_or(Ok(None), |known| known.plan(device, &pieces, stream));
             let plan = plan.map_err(|failed| failed.among(&copies))?;
@@ -131,7 +142,21 @@ impl Held {
             }
             groups.push(Together { device, copies, plan, target, sources });
         }
-        Ok(Self { jobs, groups, viewed, is_lost: AtomicBool::new(false), ordering: Arc::clone(ordering) })
+        let mut moves: Vec<Moved> = Vec::new();
+        for (_, copies) in ways {
+            let begun = moves.len();
+            for copy in copies {
+                let (job, pair) = (&jobs[copy], &pairs[copy]);
+                let (source, target) =
+                    (Owner::of(&job.source, &pair.from.consumer()), Owner::of(&job.target, &job.consumer));
+                let same = |moved: &&mut Moved| moved.source.is(&source) && moved.target.is(&target);
+                match moves[begun..].iter_mut().find(same) {
+                    Some(moved) => moved.moves.push(copy),
+                    None => moves.push(Moved { moves: vec![copy], source, target }),
+                }
+            }
+        }
+        Ok(Self { jobs, groups, moves, viewed, is_lost: AtomicBool::new(false), ordering: Arc::clone(ordering) })
     }
 
     pub(crate) fn jobs(&self) -> &[Job] {
@@ -147,7 +172,28 @@ impl Held {
         for viewed in &self.viewed {
             viewed.used();
         }
-        self.groups.iter().try_for_each(|group| self.copy_together(group))
+        self.groups.iter().try_for_each(|group| self.copy_together(group))?;
+        self.moves.iter().try_for_each(|moved| self.move_together(moved))
+    }
+
+    fn move_together(&self, Moved { moves, source, target }: &Moved) -> Result<(), Misfit> {
+        let first = |error| Failed { index: moves[0], error };
+        let (owner, reader) = (source.now().map_err(first)?, target.now().map_err(first)?);
+        let Job { source: from, target: to, .. } = &self.jobs[moves[0]];
+        let way = Way::within((from, owner), (to, reader));
+        way.begin(&*self.ordering).map_err(first)?;
+        let pieces: Vec<_> = moves.iter().map(|index| self.jobs[*index].piece()).collect();
+        // SAFETY: as in `copy_together`; `begin` has ordered the streams.
+        let moved = unsafe { way.copy(&pieces, &*self.ordering) };
+        // Also where a move has failed: others may be launched.
+        let arrived = way.end(&*self.ordering);
+        if (arrived.is_err() || way.is_unordered(from)) && !way.synchronize(&*self.ordering) {
+            self.is_lost.store(true, Relaxed);
+        }
+        self.wait(source, None, owner);
+        self.wait(target, None, reader);
+        moved.map_err(|failed| failed.among(moves))?;
+        Ok(arrived.map(drop).map_err(first)?)
     }
 
     fn copy_together(&self, group: &Together) -> Result<(), Misfit> {

@@ -1,11 +1,14 @@
 //! Moves of tensors between devices.
 
+use crate::batch::Batch;
+use crate::cast::Change;
 use crate::conversion::{Conversion, Streams};
 use crate::fill::flips;
 use crate::fresh::fresh_beside;
 use crate::leak::leak;
 use crate::{
-    Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided,
+    Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Failed, Lease, Lent, Ordering, Piece, Result,
+    Stream, Strided,
 };
 use std::sync::Arc;
 
@@ -30,13 +33,7 @@ impl<F, T> Conversion<'_, F, T> {
 
 /// Moves `source` into `target`, memory of another device, by the [`Copies`](crate::Copies) of `ordering`. Both
 /// have the same shape and dtype. `consumer` is that of the framework of `source`. Returns the two streams that were
-/// ordered, and the target; work after its stream sees the elements.
-///
-/// | from | to | the work is in |
-/// |---|---|---|
-/// | host | device | the stream of the target |
-/// | device | host | the stream of the source, and the host waits |
-/// | device | device | the stream of the source, after that of the target, which then waits for it |
+/// ordered, and the target; work after its stream sees the elements. [`Way`] says where the work is.
 ///
 /// # Errors
 ///
@@ -48,50 +45,172 @@ pub(crate) fn move_into(
     target: Lent,
     consumer: Arc<dyn Consumer>,
     ordering: &Arc<dyn Ordering>,
-) -> Result<(Option<(Stream, Stream)>, Lent)> {
-    let (here, there) = (source.device(), target.device());
-    let copies = ordering.copies().ok_or_else(|| no_moves(here, there))?;
-    let flips = flips(&source, &target).ok_or_else(unmovable)?;
+) -> Result<(Streams, Lent)> {
+    ordering.copies().ok_or_else(|| no_moves(source.device(), target.device()))?;
+    let change = (flips(&source, &target).ok_or_else(unmovable)?, None);
     if source.layout().numel() == 0 {
         return Ok((None, target));
     }
-    let owner = on_device(here).then(|| source.buffer().stream().unwrap_or(Stream::LEGACY));
-    let reader = on_device(there).then(|| target.buffer().stream().unwrap_or(Stream::LEGACY));
-    if let (None, Some(writer)) = (owner, source.buffer().stream()) {
-        // The host reads pinned memory that a device writes.
-        ordering.synchronize(source.buffer().device(), writer)?;
+    let (way, moving) = (Way::between(&source, &target), Moving { source, target, change, consumer });
+    let (ordered, mut targets) = way.move_all(vec![moving], None, ordering).map_err(|failed| failed.error)?;
+    Ok((ordered, targets.remove(0)))
+}
+
+/// A tensor that is moved.
+pub(crate) struct Moving {
+    pub(crate) source: Lent,
+    pub(crate) target: Lent,
+    pub(crate) change: Change,
+    /// That of the framework of the source.
+    pub(crate) consumer: Arc<dyn Consumer>,
+}
+
+/// From where to where elements move, and in which streams.
+///
+/// | from | to | the work is in |
+/// |---|---|---|
+/// | host | device | the stream of the target |
+/// | device | host | the stream of the source, and the host waits |
+/// | device | device | the stream of the source, after that of the target, which then waits for it |
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Way {
+    here: Device,
+    there: Device,
+    /// The streams of the two sides; `None` for the host.
+    owner: Option<Stream>,
+    reader: Option<Stream>,
+    /// The stream that writes pinned memory of the source, which the host reads.
+    writer: Option<(Device, Stream)>,
+}
+
+impl Way {
+    pub(crate) fn between(source: &Lent, target: &Lent) -> Self {
+        Self::within((source, source.buffer().stream()), (target, target.buffer().stream()))
     }
-    if let Some((owner, reader)) = owner.zip(reader) {
-        // The target's memory is ready after earlier work in its stream.
-        ordering.order_across((there, reader), (here, owner))?;
+
+    /// Returns the way between two tensors whose memory is ready in these streams.
+    pub(crate) fn within((source, owned): (&Lent, Option<Stream>), (target, read): (&Lent, Option<Stream>)) -> Self {
+        let (here, there) = (source.device(), target.device());
+        let owner = on_device(here).then(|| owned.unwrap_or(Stream::LEGACY));
+        let reader = on_device(there).then(|| read.unwrap_or(Stream::LEGACY));
+        let writer = owned.filter(|_| owner.is_none()).map(|writer| (source.buffer().device(), writer));
+        Self { here, there, owner, reader, writer }
     }
-    let from = Strided { device: here, data: source.data(), layout: source.layout() };
-    let to = Strided { device: there, data: target.data(), layout: target.layout() };
-    // SAFETY: both buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Lent::new`
-    // has checked that the views stay inside. The stream is the one that the elements are ready in, or the one that
-    // the target's memory is ready in; between devices it was ordered after the other one above.
-    let copied = unsafe { copies.copy(from, to, flips, owner.or(reader)) };
-    let ordered = owner.zip(reader);
-    let arrived = ordered.map_or(Ok(()), |(owner, reader)| ordering.order_across((here, owner), (there, reader)));
-    let synchronize = || owner.is_none_or(|owner| ordering.synchronize(here, owner).is_ok());
-    let settled = arrived.is_ok() || synchronize();
-    // The lease returns the source after the work that read it, also where part of a failed copy was launched. Memory
-    // without a stream is returned at once.
-    if source.buffer().stream().is_some() || !on_device(there) || synchronize() {
-        drop(Lease::new(source, owner, false, consumer, Arc::clone(ordering)));
-    } else {
-        leak(source);
+
+    /// Returns whether the host waits for the elements.
+    pub(crate) fn ends_on_host(&self) -> bool {
+        self.reader.is_none()
     }
-    match copied.and(arrived) {
-        Ok(()) => Ok((ordered, target)),
-        Err(error) => {
-            // Its owner would reuse the memory under the copy.
-            if settled {
-                drop(target)
-            } else {
-                leak(target)
+
+    /// Orders what is earlier than the move.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Ordering::synchronize`] and [`Ordering::order_across`].
+    pub(crate) fn begin(&self, ordering: &dyn Ordering) -> Result<()> {
+        if let Some((device, writer)) = self.writer {
+            ordering.synchronize(device, writer)?;
+        }
+        match self.owner.zip(self.reader) {
+            // The target's memory is ready after earlier work in its stream.
+            Some((owner, reader)) => ordering.order_across((self.there, reader), (self.here, owner)),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves the elements.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Copies::copy_all`](crate::Copies::copy_all), and [`ErrorKind::Device`] without copies.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Copies::copy_all`](crate::Copies::copy_all), after [`begin`](Self::begin).
+    pub(crate) unsafe fn copy(&self, pieces: &[Piece<'_>], ordering: &dyn Ordering) -> Result<(), Failed> {
+        let first = |error| Failed { index: 0, error };
+        let copies = ordering.copies().ok_or_else(|| first(no_moves(self.here, self.there)))?;
+        let stream = self.owner.or(self.reader);
+        match *pieces {
+            // SAFETY: the caller's promises.
+            [Piece { from, to, flips, cast: None }] => unsafe { copies.copy(from, to, flips, stream) }.map_err(first),
+            // SAFETY: as above.
+            _ => unsafe { copies.copy_all(pieces, stream) },
+        }
+    }
+
+    /// Makes the stream of the target wait for the move. Returns both streams.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Ordering::order_across`].
+    pub(crate) fn end(&self, ordering: &dyn Ordering) -> Result<Streams> {
+        let Some((owner, reader)) = self.owner.zip(self.reader) else { return Ok(None) };
+        ordering.order_across((self.here, owner), (self.there, reader))?;
+        Ok(Some((owner, reader)))
+    }
+
+    /// Waits for the stream of the source. Returns whether the work there has run.
+    pub(crate) fn synchronize(&self, ordering: &dyn Ordering) -> bool {
+        self.owner.is_none_or(|owner| ordering.synchronize(self.here, owner).is_ok())
+    }
+
+    /// Returns whether the source has no stream in which it could be returned after a move that is pending.
+    pub(crate) fn is_unordered(&self, source: &Lent) -> bool {
+        source.buffer().stream().is_none() && self.owner.and(self.reader).is_some()
+    }
+
+    /// Moves tensors this way, as [`move_into`] does, all together. `batch` returns the sources, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`move_into`], with the index of the tensor.
+    pub(crate) fn move_all(
+        &self,
+        moves: Vec<Moving>,
+        batch: Option<&Batch>,
+        ordering: &Arc<dyn Ordering>,
+    ) -> Result<(Streams, Vec<Lent>), Failed> {
+        self.begin(&**ordering).map_err(|error| Failed { index: 0, error })?;
+        let side = |lent: &'_ Lent| (lent.device(), lent.data());
+        let mut pieces = Vec::with_capacity(moves.len());
+        for Moving { source, target, change: (flips, cast), .. } in &moves {
+            let ((here, from), (there, to)) = (side(source), side(target));
+            let from = Strided { device: here, data: from, layout: source.layout() };
+            let to = Strided { device: there, data: to, layout: target.layout() };
+            pieces.push(Piece { from, to, flips: *flips, cast: *cast });
+        }
+        // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Lent::new`
+        // has checked that the views stay inside. The stream is the one that the elements are ready in, or the one that
+        // the targets' memory is ready in; between devices `begin` has ordered it after the other one. Those that move
+        // several tensors have checked that no target shares bytes with another side.
+        let copied = unsafe { self.copy(&pieces, &**ordering) };
+        let arrived = self.end(&**ordering);
+        let settled = arrived.is_ok() || self.synchronize(&**ordering);
+        let mut targets = Vec::with_capacity(moves.len());
+        for Moving { source, target, consumer, .. } in moves {
+            targets.push(target);
+            // The lease returns the source after the work that read it, also where part of a failed copy was launched.
+            // Memory without a stream is returned at once.
+            if self.is_unordered(&source) && !self.synchronize(&**ordering) {
+                leak(source);
+                continue;
             }
-            Err(error)
+            let lease = Lease::new(source, self.owner, false, consumer, Arc::clone(ordering));
+            match batch {
+                Some(batch) => batch.hold(lease),
+                None => drop(lease),
+            }
+        }
+        match copied.and_then(|()| arrived.map_err(|error| Failed { index: 0, error })) {
+            Ok(ordered) => Ok((ordered, targets)),
+            Err(failed) => {
+                if !settled {
+                    // Their owner would reuse the memory under the copy.
+                    targets.into_iter().for_each(leak);
+                }
+                Err(failed)
+            }
         }
     }
 }

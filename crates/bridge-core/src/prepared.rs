@@ -40,15 +40,10 @@ impl Prepared {
     /// # Errors
     ///
     /// Those of [`copy_all`](crate::copy_all) that are known before anything is written, those of
-    /// [`Copies::plan`](crate::Copies::plan), [`ErrorKind::Device`] for elements that change memory, and
-    /// [`ErrorKind::CopyNeeded`] for a tensor that must be packed first
+    /// [`Copies::plan`](crate::Copies::plan), and [`ErrorKind::CopyNeeded`] for a tensor that must be packed first
     /// ([`Pending::Packing`](crate::Pending::Packing)).
     pub fn new<F, T>(pairs: &[Pair<'_, F, T>], ordering: &Arc<dyn Ordering>) -> Result<Self, Misfit> {
         let jobs = export(pairs, ordering)?;
-        if let Some(Job { index, .. }) = jobs.iter().find(|job| job.device.is_none()) {
-            let text = "the tensor and the target are in different memories: copy them with copy()";
-            return Err(Failed { index: *index, error: Error::new(ErrorKind::Device, text) }.into());
-        }
         if let Some(Job { index, .. }) = jobs.iter().find(|job| job.is_packed) {
             let text = "the strides of the source are not a whole number of elements: copy it with copy(), which packs it each time";
             return Err(Failed { index: *index, error: Error::new(ErrorKind::CopyNeeded, text) }.into());

@@ -188,7 +188,7 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// src : tensor or container of tensors
 ///     As for ``copy``. No DLPack capsules, and no fields of NumPy's records that a copy must pack first.
 /// out : tensor or container of tensors
-///     As for ``copy``, each in the same memory as its source: on the same device, or both on the host.
+///     As for ``copy``.
 /// dtype : str, optional
 ///     As for ``copy``. Each call casts.
 /// check : bool, optional
@@ -204,15 +204,17 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// Raises
 /// ------
 /// BridgeError
-///     As for ``copy``. ``kind`` is ``"device"`` for elements that change memory, and ``"captured"`` while the target's
-///     current stream is captured into a CUDA graph. A call raises ``"layout"`` for a tensor that it looks at whose
-///     memory, shape or strides have changed.
+///     As for ``copy``. ``kind`` is ``"captured"`` while the target's current stream is captured into a CUDA graph. A
+///     call raises ``"layout"`` for a tensor that it looks at whose memory, shape or strides have changed, and
+///     ``"captured"`` where it is captured and moves elements between the host and a device.
 ///
 /// Notes
 /// -----
 /// On a device the table of the pieces is made and uploaded here, and the host waits for that. A call orders the streams
 /// that are current then, and launches. It may be captured into a CUDA graph: then the table stays until the process
 /// ends, because the graph may be launched at any time. Keep the copier as long as the graph.
+///
+/// Elements that change memory are moved by each call as ``copy`` moves them. Of those nothing but the checks is kept.
 ///
 /// The copier keeps the memory that the tensors have when it is made, and each call ends with the owners' current streams
 /// waiting for the copies. Tensors known by a protocol alone are exported again by every call.

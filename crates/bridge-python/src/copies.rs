@@ -35,9 +35,9 @@ use pyo3::prelude::*;
 /// BridgeError
 ///     Before anything is written, if the two share memory, if ``src`` requires grad, if ``out`` is read-only, requires
 ///     grad, has two elements at one address, is a field of NumPy's records whose strides are not a whole number of
-///     elements, or is a tensor of TensorFlow, if shapes or dtypes do not fit together, and if ``src`` is to be cast
-///     and is in another memory than ``out``. Of containers, also if they differ in structure, or if a target shares
-///     memory with another target or another source. The message names the path to the tensor.
+///     elements, or is a tensor of TensorFlow, and if shapes or dtypes do not fit together. Of containers, also if they
+///     differ in structure, or if a target shares memory with another target or another source. The message names the
+///     path to the tensor.
 ///
 /// Notes
 /// -----
@@ -47,11 +47,13 @@ use pyo3::prelude::*;
 ///
 /// Tensors of containers are copied together: each stream waits once, whatever the number of tensors, and on a device
 /// one kernel copies all that are rows of adjacent bytes on both sides. A pair of the same source and the same target
-/// as an earlier one, such as weights that a model holds twice, is copied once.
+/// as an earlier one, such as weights that a model holds twice, is copied once. Small tensors of a container that
+/// change memory move together: they are packed into large blocks, and one kernel copies all of a block.
 ///
 /// Casts round as ``Tensor.to`` of PyTorch: to nearest, ties to even, and a float64 to float32 first, where it becomes
 /// smaller than that. What is too large becomes infinite, and NaN in float8_e4m3fn. On a device one kernel makes all
-/// casts of a container. Both sides are on one device, or both on the host.
+/// casts of a container. Between two memories a device casts, between two
+/// devices that of the source.
 ///
 /// Examples
 /// --------

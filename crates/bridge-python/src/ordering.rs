@@ -20,40 +20,60 @@ struct Releasing;
 /// Copies of fewer bytes take less time than a thread switch of Python.
 const LONG: usize = 1 << 20;
 
+/// Makes a copy of `nbytes` bytes from one device to another, without the GIL where it takes long. A move tells how far
+/// it is.
+fn released(
+    (from, to): (Device, Device),
+    stream: Option<Stream>,
+    nbytes: usize,
+    copy: impl FnOnce() -> Result<()> + Send,
+) -> Result<()> {
+    let copy = || match stream {
+        Some(stream) if progress::moves(from, to) => {
+            let moved = progress::moved(nbytes, copy);
+            let device = if from.kind == DeviceKind::CUDA { from } else { to };
+            // The caller drops the target, also where its memory is reused on another stream.
+            moved.inspect_err(|_| drop(ordering().synchronize(device, stream)))
+        }
+        _ => copy(),
+    };
+    let (reads_host, writes_host) = (from.kind == DeviceKind::CPU, to.kind == DeviceKind::CPU);
+    let waits = writes_host && stream.is_some();
+    if waits || ((reads_host || writes_host) && nbytes >= LONG) {
+        // Conversions hold the GIL, so this only names it.
+        Python::attach(|py| py.detach(copy))
+    } else {
+        copy()
+    }
+}
+
 #[deny(clippy::missing_trait_methods)]
 // SAFETY: every method is that of the copies inside, which have made the promises.
 unsafe impl Copies for Releasing {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
         // SAFETY: the caller's promises.
-        let copy = || unsafe { Copier.copy(from, to, flips, stream) };
-        let (reads_host, writes_host) = (from.device.kind == DeviceKind::CPU, to.device.kind == DeviceKind::CPU);
-        let copy = || match stream {
-            Some(stream) if progress::moves(from.device, to.device) => {
-                let moved = progress::moved(from.layout.nbytes(), copy);
-                let device = if from.device.kind == DeviceKind::CUDA { from.device } else { to.device };
-                // The caller drops the target, also where its memory is reused on another stream.
-                moved.inspect_err(|_| drop(ordering().synchronize(device, stream)))
-            }
-            _ => copy(),
-        };
-        let waits = writes_host && stream.is_some();
-        if waits || ((reads_host || writes_host) && from.layout.nbytes() >= LONG) {
-            // Conversions hold the GIL, so this only names it.
-            Python::attach(|py| py.detach(copy))
-        } else {
-            copy()
-        }
+        released((from.device, to.device), stream, from.layout.nbytes(), || unsafe {
+            Copier.copy(from, to, flips, stream)
+        })
     }
 
     unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
-        // SAFETY: the caller's promises.
-        let copy = || unsafe { Copier.copy_all(pieces, stream) };
-        let nbytes = |piece: &Piece<'_>| piece.from.layout.nbytes();
-        if stream.is_none() && pieces.iter().map(nbytes).fold(0, usize::saturating_add) >= LONG {
-            Python::attach(|py| py.detach(copy))
-        } else {
-            copy()
-        }
+        let Some(Piece { from, to, .. }) = pieces.first() else { return Ok(()) };
+        // A device casts, so these bytes move.
+        let nbytes = |piece: &Piece<'_>| match from.device.kind {
+            DeviceKind::CUDA => piece.to.layout.nbytes(),
+            _ => piece.from.layout.nbytes(),
+        };
+        let nbytes = pieces.iter().map(nbytes).fold(0, usize::saturating_add);
+        let mut failed = 0;
+        let copied = released((from.device, to.device), stream, nbytes, || {
+            // SAFETY: the caller's promises.
+            unsafe { Copier.copy_all(pieces, stream) }.map_err(|Failed { index, error }| {
+                failed = index;
+                error
+            })
+        });
+        copied.map_err(|error| Failed { index: failed, error })
     }
 
     fn plan(

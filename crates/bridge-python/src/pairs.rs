@@ -5,7 +5,7 @@ use crate::errors::argument;
 use crate::frameworks::{AnyAdapter, adapter_of, not_a_capsule, seen, source};
 use crate::progress;
 use crate::trees::{DEEPEST, Tree, is_plain, raised};
-use bridge_core::{DType, Error, ErrorKind, Misfit, Pair, Result};
+use bridge_core::{DType, DeviceKind, Error, ErrorKind, Misfit, Pair, Result};
 use bridge_pyo3::{PyTensor, type_name};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -103,7 +103,10 @@ impl<'py> Pairs<'py> {
     pub(crate) fn to_move(&self) -> usize {
         let nbytes = |leaf: &Leaf<'py>| {
             let (from, to) = (leaf.from.borrow(&leaf.tensor).ok()?, leaf.to.borrow(&leaf.out).ok()?);
-            progress::moves(from.device(), to.device()).then(|| to.layout().nbytes())
+            // A device casts, so elements move as they are on the host.
+            let moving = if from.device().kind == DeviceKind::CUDA { to.layout() } else { from.layout() };
+            let nbytes = || to.layout().numel() * moving.itemsize();
+            progress::moves(from.device(), to.device()).then(nbytes)
         };
         self.leaves.iter().filter_map(nbytes).sum()
     }

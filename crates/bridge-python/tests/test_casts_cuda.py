@@ -143,13 +143,3 @@ def test_a_copy_is_captured_too() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert all(bool((target == 3).all()) for target in targets)
-
-
-def test_between_memories_nothing_is_cast() -> None:
-    here, there = torch.ones(3), torch.zeros(3, dtype=torch.bfloat16, device="cuda")
-    for make in (tb.copy, tb.copier):
-        with pytest.raises(tb.BridgeError, match="within one memory") as error:
-            make([here], out=[there], dtype="bfloat16")
-        assert error.value.kind == "device" and not there.any()
-    # One dtype is moved as ever.
-    tb.copy([here], out=[torch.zeros(3, device="cuda")], dtype="bfloat16")

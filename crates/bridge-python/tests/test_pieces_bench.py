@@ -28,6 +28,14 @@ def test_a_row_for_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "MISSED" in (tmp_path / "bench_pieces.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_row_for_each_way_between_memories(direction: str) -> None:
+    rows = pieces.between(direction, "cpu", 20, 1)
+    assert {row.way for row in rows} == {"plain", "ours", "prepared", "loop"}
+    assert all(row.count == 20 and 20 * pieces.SHORTEST <= row.nbytes <= 20 * pieces.LONGEST for row in rows)
+    assert all(row.seconds > 0 and row.call > 0 and row.part > 0 for row in rows)
+
+
 def test_a_piece_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     copy = truebridge.copy
 
@@ -37,3 +45,5 @@ def test_a_piece_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(truebridge, "copy", all_but_one)
     with pytest.raises(RuntimeError, match="other elements"):
         pieces.measure("equal", pieces.equal("cpu", 5, 100), "cpu", 1)
+    with pytest.raises(RuntimeError, match="other elements"):
+        pieces.between("up", "cpu", 5, 1)

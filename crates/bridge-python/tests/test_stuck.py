@@ -245,8 +245,6 @@ if torch.cuda.is_available():
 
 #: Rows of the page that this machine cannot check.
 UNCHECKED = {
-    # It needs a GPU.
-    "the tensor is on … and elements are cast within one memory",
     # Another test of the process may have opened one.
     "no TensorFlow 1.x is open",
     "a symbolic tensor has no memory until its graph runs",

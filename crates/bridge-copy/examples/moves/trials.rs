@@ -14,10 +14,11 @@ const SIZES: [usize; 4] = [16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB];
 
 /// Cuts to compare: the usual one with other figures.
 fn cuts() -> Vec<(String, Cuts)> {
-    let Cuts { down, up } = Trial::USUAL;
+    let Cuts { down, up, .. } = Trial::USUAL;
     let mut all = vec![("usual".to_string(), Trial::USUAL)];
-    let mut add =
-        |name: String, change: &dyn Fn(Cut) -> Cut| all.push((name, Cuts { down: change(down), up: change(up) }));
+    let mut add = |name: String, change: &dyn Fn(Cut) -> Cut| {
+        all.push((name, Cuts { down: change(down), up: change(up), ..Trial::USUAL }))
+    };
     for share in [1, 2, 8] {
         add(format!("share {share} MiB"), &|cut| Cut { share: share * MIB, ..cut });
     }
@@ -46,8 +47,13 @@ pub fn run(link: &dyn Link, is_real: bool) -> Result<()> {
     let instant = Model::new(0.0, 0.0);
     for threads in [1, 2, 4, 8, 12, 16] {
         let change = |cut| Cut { threads, buffers: threads * 2, ..cut };
-        let Cuts { down, up } = Trial::USUAL;
-        row(&instant, &format!("{threads} threads"), Cuts { down: change(down), up: change(up) }, &[256 * MIB])?;
+        let Cuts { down, up, .. } = Trial::USUAL;
+        row(
+            &instant,
+            &format!("{threads} threads"),
+            Cuts { down: change(down), up: change(up), ..Trial::USUAL },
+            &[256 * MIB],
+        )?;
     }
     println!(
         "\nCuts. GB/s up, down, down into fresh memory; then faults and ms of the drop, for MiB of {:?}\n",

@@ -25,6 +25,9 @@ pub struct Cuts {
     pub down: Cut,
     /// To the device.
     pub up: Cut,
+    /// The most bytes of small pieces that are packed together. A small piece is no longer than the shortest piece of a
+    /// long one.
+    pub block: usize,
 }
 
 impl Cuts {
@@ -47,15 +50,26 @@ pub(super) enum Short {
     Last,
 }
 
+/// Where the pieces of a move may end.
+#[derive(Clone, Copy)]
+pub(super) enum Ends<'a> {
+    /// At the ends of the host's pages: two threads that touch one page at a time would both clear it. This is the
+    /// address of the first byte.
+    Pages(usize),
+    /// After these numbers of bytes, in ascending order, none further than the shortest piece from the one before. The
+    /// last is that of all bytes.
+    At(&'a [usize]),
+}
+
 /// Bytes of a page, and of a huge one.
 const PAGE: usize = 4 << 10;
 const HUGE: usize = 2 << 20;
 
-/// The pieces of a move of `nbytes` bytes from or to `host`, each claimed once.
-pub(super) struct Pieces {
+/// The pieces of a move of `nbytes` bytes, each claimed once.
+pub(super) struct Pieces<'a> {
     cut: Cut,
     short: Short,
-    host: usize,
+    ends: Ends<'a>,
     nbytes: usize,
     /// How many threads the move is worth, and the buffers that they share.
     pub threads: usize,
@@ -64,13 +78,13 @@ pub(super) struct Pieces {
     stopped: AtomicBool,
 }
 
-impl Pieces {
+impl<'a> Pieces<'a> {
     /// Cuts a move for `most` threads or fewer.
-    pub fn of(cut: &Cut, short: Short, (host, nbytes): (usize, usize), most: usize) -> Self {
+    pub fn of(cut: &Cut, short: Short, (ends, nbytes): (Ends<'a>, usize), most: usize) -> Self {
         let threads = (nbytes / cut.share).clamp(1, cut.threads.min(most).max(1));
         let buffers = (cut.buffers * threads).div_ceil(cut.threads);
         let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { cut: *cut, short, host, nbytes, threads, buffers, next, stopped }
+        Self { cut: *cut, short, ends, nbytes, threads, buffers, next, stopped }
     }
 
     pub fn claim(&self) -> Option<Range<usize>> {
@@ -84,17 +98,23 @@ impl Pieces {
         self.next.load(Relaxed)
     }
 
-    /// Returns the end of the piece that begins at `start`. It is the end of a page of the host, of a huge one where
-    /// the piece is as long: two threads that touch one page at a time would both clear it.
+    /// Returns the end of the piece that begins at `start`: the last of the ends within its length.
     fn end(&self, start: usize) -> usize {
         let edge = match self.short {
             Short::First => start,
             Short::Last => self.nbytes - start,
         };
         let length = (edge / self.buffers).clamp(self.cut.shortest, self.cut.longest);
-        let page = if length >= HUGE { HUGE } else { PAGE };
-        let (end, aligned) = (start + length, (self.host + start + length) / page * page);
-        let end = if aligned > self.host + start { aligned - self.host } else { end };
+        let end = match self.ends {
+            Ends::Pages(host) => {
+                let page = if length >= HUGE { HUGE } else { PAGE };
+                let aligned = (host + start + length) / page * page;
+                if aligned > host + start { aligned - host } else { start + length }
+            }
+            Ends::At(ends) => {
+                ends[..ends.partition_point(|end| *end <= start + length)].last().map_or(start, |end| *end)
+            }
+        };
         end.min(self.nbytes)
     }
 
@@ -115,7 +135,7 @@ mod tests {
             let Cut { shortest, longest, .. } = cut;
             for nbytes in [1, 4095, shortest, shortest + 1, longest, longest + 1, 100 << 20, (1 << 30) + 3] {
                 for (threads, host) in [(1, 0), (3, 4096), (8, (1 << 40) + 64), (16, 7)] {
-                    let pieces = Pieces::of(&cut, short, (host, nbytes), threads);
+                    let pieces = Pieces::of(&cut, short, (Ends::Pages(host), nbytes), threads);
                     assert!((1..=threads).contains(&pieces.threads) && pieces.buffers >= pieces.threads);
                     let mut end = 0;
                     while let Some(piece) = pieces.claim() {
@@ -130,9 +150,33 @@ mod tests {
     }
 
     #[test]
+    fn packed_pieces_end_with_one_of_those_inside_and_fit_a_buffer() {
+        for (cut, short) in [(CUTS.down, Short::Last), (CUTS.up, Short::First)] {
+            let lengths = (1..2000usize).map(|n| n * 7919 * 16 % cut.shortest + 16);
+            let ends: Vec<_> = lengths
+                .scan(0, |end, length| {
+                    Some({
+                        *end += length.min(cut.shortest);
+                        *end
+                    })
+                })
+                .collect();
+            let nbytes = ends[ends.len() - 1];
+            let pieces = Pieces::of(&cut, short, (Ends::At(&ends), nbytes), 8);
+            let mut end = 0;
+            while let Some(piece) = pieces.claim() {
+                assert!(piece.start == end && piece.end > end && piece.len() <= cut.longest, "{piece:?}");
+                assert!(ends.binary_search(&piece.end).is_ok(), "{piece:?} cuts one of those inside");
+                end = piece.end;
+            }
+            assert_eq!(end, nbytes);
+        }
+    }
+
+    #[test]
     fn the_open_end_of_a_move_has_the_shortest_pieces() {
         let lengths = |cut, short| {
-            let pieces = Pieces::of(cut, short, (0, 1 << 30), 8);
+            let pieces = Pieces::of(cut, short, (Ends::Pages(0), 1 << 30), 8);
             std::iter::from_fn(|| pieces.claim()).map(|piece| piece.len()).collect::<Vec<_>>()
         };
         let (down, up) = (lengths(&CUTS.down, Short::Last), lengths(&CUTS.up, Short::First));

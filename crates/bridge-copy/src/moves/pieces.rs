@@ -1,9 +1,11 @@
-//! Moves of plain bytes between the host and a device, in pieces that overlap.
+//! Moves of bytes between the host and a device, in pieces that overlap.
 
-use super::cut::{Cut, Cuts, Pieces, Short};
+use super::cut::{Cut, Cuts, Ends, Pieces, Short};
+use super::packed::{Packed, Plain};
 use super::staging::{Pool, Staging};
-use super::stores::{copy_streaming, prefer_huge_pages};
+use super::stores::{copy, copy_streaming, prefer_huge_pages};
 use super::tick::tick;
+use super::wait;
 use crate::host::at_most;
 use bridge_core::{Device, Result, Stream};
 use bridge_cuda::Link;
@@ -18,12 +20,70 @@ pub(crate) const CUTS: Cuts = Cuts {
     // Half the threads fill the link, but fresh memory needs all: the system clears each page at its first use.
     down: Cut { share: 4 << 20, threads: 16, buffers: 24, shortest: 512 << 10, longest: 2 << 20 },
     up: Cut { share: 4 << 20, threads: 8, buffers: 16, shortest: 512 << 10, longest: 4 << 20 },
+    // The ends of a block do not overlap with the next one, and its memory is taken from the device's.
+    block: 128 << 20,
 };
 
 /// Pieces whose copies to the host are pending, the next one first.
 type Coming<'a> = Mutex<VecDeque<(Range<usize>, Staging<'a>)>>;
 
-/// A move of `nbytes` bytes between `host`, any host memory, and `address` on `device`, in `stream`.
+/// Where the bytes of a move are on the host.
+#[derive(Clone, Copy)]
+pub(crate) enum Host<'a> {
+    /// From this address on, in any memory.
+    At(usize),
+    /// In small pieces, which are packed on their way.
+    Packed(&'a Packed<'a>),
+}
+
+impl Host<'_> {
+    fn ends(&self) -> Ends<'_> {
+        match self {
+            Self::At(start) => Ends::Pages(*start),
+            Self::Packed(packed) => Ends::At(packed.ends()),
+        }
+    }
+
+    /// Copies these bytes of the move into staging, whose lines another core has where it `is_cold`.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are readable, and staging has room for them.
+    unsafe fn read(&self, bytes: Range<usize>, staging: *mut u8, is_cold: bool) -> Result<()> {
+        let copy: Plain = if is_cold { copy_streaming } else { copy };
+        match self {
+            // SAFETY: the caller's promises.
+            Self::Packed(packed) => unsafe { packed.on_host(bytes, staging.expose_provenance(), copy) },
+            Self::At(start) => {
+                let source: *const u8 = ptr::with_exposed_provenance(start + bytes.start);
+                // SAFETY: the caller's promises.
+                unsafe { copy(source, staging, bytes.len()) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies these bytes of the move out of staging.
+    ///
+    /// # Safety
+    ///
+    /// Staging has the bytes, and on the host they are writable.
+    unsafe fn write(&self, bytes: Range<usize>, staging: *mut u8) -> Result<()> {
+        match self {
+            // SAFETY: the caller's promises.
+            Self::Packed(packed) => unsafe { packed.on_host(bytes, staging.expose_provenance(), copy) },
+            Self::At(start) => {
+                let target = ptr::with_exposed_provenance_mut(start + bytes.start);
+                // SAFETY: the caller's promises. An ordinary store: pages that the system has just cleared are in the
+                // cache.
+                unsafe { copy(staging, target, bytes.len()) };
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A move of `nbytes` bytes between `host` and `address` on `device`, in `stream`.
 pub(crate) struct Bytes<'a> {
     pub link: &'a dyn Link,
     pub pool: &'a Pool,
@@ -31,7 +91,7 @@ pub(crate) struct Bytes<'a> {
     pub device: Device,
     pub stream: Stream,
     pub address: usize,
-    pub host: usize,
+    pub host: Host<'a>,
     pub nbytes: usize,
 }
 
@@ -46,15 +106,17 @@ impl Bytes<'_> {
     ///
     /// Both ranges are mapped, and no other work writes the device's or uses the host's until the work has run.
     pub unsafe fn down(&self) -> Result<()> {
-        if self.link.is_pinned(self.host, self.nbytes)? {
+        if let Some(host) = self.pinned()? {
             // SAFETY: the caller's promises; the host's range is pinned.
-            return unsafe { self.direct((self.device, self.address), (Device::CPU, self.host)) };
+            return unsafe { self.direct((self.device, self.address), (Device::CPU, host)) };
         }
-        let pieces = Pieces::of(&self.cuts.down, Short::Last, (self.host, self.nbytes), at_most());
-        prefer_huge_pages(ptr::with_exposed_provenance_mut(self.host), self.nbytes);
+        let pieces = Pieces::of(&self.cuts.down, Short::Last, (self.host.ends(), self.nbytes), at_most());
+        if let Host::At(host) = self.host {
+            prefer_huge_pages(ptr::with_exposed_provenance_mut(host), self.nbytes);
+        }
         if pieces.threads > 1 {
             // Threads that wait for their first piece keep their cores busy. So one waits alone for earlier work.
-            self.wait_for_stream()?;
+            wait(self.link, (self.device, self.stream))?;
         }
         let coming = Coming::default();
         // SAFETY: the caller's promises.
@@ -75,38 +137,35 @@ impl Bytes<'_> {
     /// Both ranges are mapped, and no other work uses the device's or writes the host's until the work has run.
     pub unsafe fn up(&self) -> Result<()> {
         // A short move is staged, because a direct one must wait for earlier work in the stream.
-        if self.nbytes > self.cuts.up.longest && self.link.is_pinned(self.host, self.nbytes)? {
+        let is_short = self.nbytes <= self.cuts.up.longest;
+        if let Some(host) = if is_short { None } else { self.pinned()? } {
             // SAFETY: the caller's promises; the host's range is pinned.
-            return unsafe { self.direct((Device::CPU, self.host), (self.device, self.address)) };
+            return unsafe { self.direct((Device::CPU, host), (self.device, self.address)) };
         }
-        let pieces = Pieces::of(&self.cuts.up, Short::First, (self.host, self.nbytes), at_most());
+        let pieces = Pieces::of(&self.cuts.up, Short::First, (self.host.ends(), self.nbytes), at_most());
         // SAFETY: the caller's promises.
         let moved = in_threads(&pieces, |_| Ok(()), || unsafe { self.write(&pieces) });
         // The caller drops the target of a move that was ended, also where its memory is reused on another stream.
-        moved.inspect_err(|_| drop(self.wait_for_stream()))
+        moved.inspect_err(|_| drop(wait(self.link, (self.device, self.stream))))
+    }
+
+    /// Returns the address on the host, where all bytes are in pinned memory.
+    fn pinned(&self) -> Result<Option<usize>> {
+        match self.host {
+            Host::At(start) => Ok(self.link.is_pinned(start, self.nbytes)?.then_some(start)),
+            Host::Packed(_) => Ok(None),
+        }
     }
 
     /// Makes one copy, from or to pinned memory, and waits for it.
     unsafe fn direct(&self, from: (Device, usize), to: (Device, usize)) -> Result<()> {
         // SAFETY: the caller's promises.
         unsafe { self.link.copy(from, to, self.nbytes, self.stream) }?;
-        self.wait_for_stream()
-    }
-
-    /// Blocks the host until all work of the stream has run.
-    ///
-    /// # Errors
-    ///
-    /// Those of the driver.
-    pub fn wait_for_stream(&self) -> Result<()> {
-        let mark = self.link.mark(self.device, self.stream)?;
-        let waited = self.link.wait(self.device, &mark);
-        self.link.release(self.device, mark);
-        waited
+        wait(self.link, (self.device, self.stream))
     }
 
     /// Starts the copies of `count` more pieces to the host.
-    unsafe fn fill<'s>(&'s self, pieces: &Pieces, coming: &Coming<'s>, count: usize) -> Result<()> {
+    unsafe fn fill<'s>(&'s self, pieces: &Pieces<'_>, coming: &Coming<'s>, count: usize) -> Result<()> {
         for _ in 0..count {
             let Some(piece) = pieces.claim() else { break };
             // SAFETY: the caller's promises.
@@ -127,14 +186,13 @@ impl Bytes<'_> {
     ///
     /// There are as many buffers as threads or more, and each thread holds one. So a copy is pending as long as pieces
     /// are left, and the move ends when none is.
-    unsafe fn read<'s>(&'s self, pieces: &Pieces, coming: &Coming<'s>) -> Result<()> {
+    unsafe fn read<'s>(&'s self, pieces: &Pieces<'_>, coming: &Coming<'s>) -> Result<()> {
         let next = || coming.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         while let Some((piece, mut buffer)) = next() {
             buffer.wait()?;
-            let target: *mut u8 = ptr::with_exposed_provenance_mut(self.host + piece.start);
             // SAFETY: the piece has come in. By the caller's promises this part of the target is writable, and no other
-            // thread has claimed it. An ordinary store: pages that the system has just cleared are in the cache.
-            unsafe { ptr::copy_nonoverlapping(buffer.start(), target, piece.len()) };
+            // thread has claimed it.
+            unsafe { self.host.write(piece, buffer.start()) }?;
             if let Some(piece) = pieces.claim() {
                 // SAFETY: the caller's promises.
                 unsafe { self.fill_one(piece, buffer, coming) }?;
@@ -145,7 +203,7 @@ impl Bytes<'_> {
     }
 
     /// Copies pieces into staging while the preceding ones go out.
-    unsafe fn write(&self, pieces: &Pieces) -> Result<()> {
+    unsafe fn write(&self, pieces: &Pieces<'_>) -> Result<()> {
         // Each thread has buffers of its own, so that their lines stay in the cache of its core.
         let depth = pieces.buffers.div_ceil(pieces.threads);
         let mut going: VecDeque<Staging<'_>> = VecDeque::with_capacity(depth);
@@ -156,15 +214,12 @@ impl Bytes<'_> {
                 false => going.pop_front().expect("there are some"),
             };
             buffer.wait()?;
-            let source: *const u8 = ptr::with_exposed_provenance(self.host + piece.start);
+            // Another core has used a buffer that is new here: an ordinary store would fetch its lines from there.
+            let is_cold = is_new && pieces.threads > 1;
             // SAFETY: by the caller's promises this part of the source is readable; the piece fits the buffer, whose
             // last copy has been waited for. The promises hold for the device's part, too.
             unsafe {
-                match is_new && pieces.threads > 1 {
-                    // Another core has used this buffer: an ordinary store would fetch its lines from there.
-                    true => copy_streaming(source, buffer.start(), piece.len()),
-                    false => ptr::copy_nonoverlapping(source, buffer.start(), piece.len()),
-                }
+                self.host.read(piece.clone(), buffer.start(), is_cold)?;
                 buffer.empty(self.address + piece.start, piece.len(), self.stream)?;
             }
             going.push_back(buffer);
@@ -177,7 +232,7 @@ impl Bytes<'_> {
 /// Calls `work` on this thread and on others, and before it starts each of them `ahead`, with the thread's number of
 /// buffers. Every piece is claimed by one of them.
 fn in_threads(
-    pieces: &Pieces,
+    pieces: &Pieces<'_>,
     ahead: impl Fn(usize) -> Result<()>,
     work: impl Fn() -> Result<()> + Sync,
 ) -> Result<()> {

@@ -2,6 +2,16 @@
 
 use std::ptr;
 
+/// Copies `nbytes` bytes.
+///
+/// # Safety
+///
+/// Both ranges are valid for `nbytes` bytes and do not overlap.
+pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, nbytes: usize) {
+    // SAFETY: the caller's promises.
+    unsafe { ptr::copy_nonoverlapping(from, to, nbytes) };
+}
+
 /// Copies `nbytes` bytes past the cache. An ordinary store first loads the line that it replaces: filling a cold target
 /// from a warm buffer this way takes half the time.
 ///
@@ -47,7 +57,7 @@ unsafe fn copy_lines(from: *const u8, to: *mut u8, nbytes: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn copy_lines(from: *const u8, to: *mut u8, nbytes: usize) {
     // SAFETY: the caller's promises.
-    unsafe { ptr::copy_nonoverlapping(from, to, nbytes) };
+    unsafe { copy(from, to, nbytes) };
 }
 
 /// Asks the system for huge pages in `nbytes` bytes from `start`, which are about to be written. Fresh memory costs a

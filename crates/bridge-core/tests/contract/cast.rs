@@ -2,7 +2,7 @@
 //! in the place of a cast.
 
 use crate::common::Event::{self, Copied as Launched, Dropped};
-use crate::common::{Copied, Item, Log, Office, Paper, READER, Recorder};
+use crate::common::{Copied, Item, Log, OWNER, Office, Paper, READER, Recorder};
 use crate::into::papers;
 use bridge_core::{
     Cast, Copies, DType, Device, ErrorKind, Layout, Misfit, Ordering, Pair, Pending, Piece, Prepared, Result, Strided,
@@ -81,11 +81,30 @@ fn pairs_that_are_not_cast_are_refused_before_anything_is_written() {
     integers[1].0.dtype = DType::INT32;
     let misfit = refused(integers, Some(HALF), caster(&log));
     assert_eq!((misfit.index, misfit.error.kind()), (1, ErrorKind::Dtype));
+}
 
-    let mut between = halves(3, &log);
-    (between[2].1.device, between[2].1.stream) = (Device::CPU, None);
-    let misfit = refused(between, Some(HALF), caster(&log));
-    assert_eq!((misfit.index, misfit.error.kind()), (2, ErrorKind::Device));
+/// Moves with a cast are one call for each way, beside those without.
+#[test]
+fn elements_are_cast_between_memories() {
+    let log = Log::default();
+    let mut papers = halves(5, &log);
+    for (_, target) in &mut papers[..3] {
+        (target.device, target.stream) = (Device::CPU, None);
+    }
+    papers[1].0.dtype = HALF;
+    (papers[4].0.device, papers[4].0.stream) = (Device::CPU, None);
+    for paper in papers.iter_mut() {
+        paper.1.address += 0x10000;
+    }
+    let (copied, events) =
+        made(papers, Some(HALF), caster(&log), |pairs, ordering| copy_all(pairs, ordering).map(drop));
+    copied.unwrap();
+    let cast = |stream| Event::Cast { cast: Cast::new(DType::FLOAT32, HALF).unwrap(), flips: 0, stream: Some(stream) };
+    let (gpu, here) = (Device::cuda(0), Device::CPU);
+    let moved = Event::Moved { from: gpu, to: here, flips: 0, stream: Some(OWNER) };
+    let made: Vec<_> =
+        events.into_iter().filter(|event| matches!(event, Event::Cast { .. } | Event::Moved { .. })).collect();
+    assert_eq!(made, [cast(READER), cast(READER), cast(OWNER), moved, cast(OWNER)]);
 }
 
 /// On a device, and on the host, where core has a loop of its own, which copies bytes.

@@ -151,6 +151,63 @@ fn each_owner_of_a_source_is_waited_for() {
     assert!(events[2..4].iter().all(|event| matches!(event, Launched { .. })), "{events:?}");
 }
 
+/// Up in the stream of the target, down in that of the source, each as it is at the call.
+#[test]
+fn what_is_held_is_moved_in_the_streams_of_the_call() {
+    let log = Log::default();
+    let recorder = Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() };
+    let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+    let ((from, to), mut papers) = (steady(), papers(5, &log));
+    for (number, (source, target)) in papers.iter_mut().enumerate() {
+        let host = if number % 2 == 0 { source } else { target };
+        (host.device, host.stream) = (Device::CPU, None);
+    }
+    let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
+    let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+    assert_eq!(taken(&log), [], "nothing is moved before the first call");
+    let (gpu, host) = (Device::cuda(0), Device::CPU);
+    let moved = |from, to, stream| Event::Moved { from, to, flips: 0, stream: Some(stream) };
+    for (owner, reader) in [(OWNER, READER), (OTHER, READER), (OWNER, OTHER)] {
+        *from.side.current.lock().unwrap() = Some(owner);
+        *to.side.current.lock().unwrap() = Some(reader);
+        copied(&prepared);
+        let (up, down) = (moved(host, gpu, reader), moved(gpu, host, owner));
+        let mut expected = vec![up.clone(), up.clone(), up];
+        // The memory may be returned in the stream of the export.
+        expected.extend((reader != READER).then_some(Ordered(reader, READER)));
+        expected.extend([down.clone(), down]);
+        expected.extend((owner != OWNER).then_some(Ordered(owner, OWNER)));
+        assert_eq!(taken(&log), expected);
+    }
+    drop(prepared);
+    assert_eq!(taken(&log).iter().filter(|event| **event == Dropped).count(), 5);
+}
+
+/// Each stream waits for the other, and without an order afterwards the memory is never returned.
+#[test]
+fn what_is_held_is_moved_between_devices() {
+    for copies in [Copied::Well, Copied::BreaksTheOrdering] {
+        let log = Log::default();
+        let recorder = Recorder { copies: Some(copies), log: log.clone(), ..Recorder::default() };
+        let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+        let ((from, to), mut papers) = (steady(), papers(2, &log));
+        papers.iter_mut().for_each(|(_, target)| target.device = Device::cuda(1));
+        let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
+        let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+        let ends = ((Device::cuda(1), READER), (Device::cuda(0), OWNER));
+        let moved = Event::Moved { from: ends.1.0, to: ends.0.0, flips: 0, stream: Some(OWNER) };
+        // SAFETY: papers are only numbers, and have no memory.
+        let done = unsafe { prepared.copy_held() };
+        let events = taken(&log);
+        assert_eq!(events[..3], [Event::OrderedAcross(ends.0, ends.1), moved.clone(), moved]);
+        assert_eq!(done.is_ok(), copies == Copied::Well);
+        assert_eq!(events[3..].contains(&Event::OrderedAcross(ends.1, ends.0)), done.is_ok());
+        drop(prepared);
+        let dropped = taken(&log).iter().filter(|event| **event == Dropped).count();
+        assert_eq!(dropped, if copies == Copied::Well { 2 } else { 0 });
+    }
+}
+
 #[test]
 fn the_host_waits_for_what_is_held_before_it_copies() {
     let log = Log::default();

@@ -64,7 +64,7 @@ impl Case {
                 let side = |data, layout| Strided { device: Device::CPU, data, layout };
                 let piece = Piece { from: side(data, &read), to: side(start, &written), flips, cast: Some(cast) };
                 // SAFETY: both layouts stay inside their vectors, and no elements of the target overlap.
-                unsafe { copy_all(&[piece]) }.unwrap();
+                unsafe { copy_all(&[piece], usize::MAX) }.unwrap();
             }
             Some(threads) => {
                 let (source, target) = (ptr::with_exposed_provenance(data), ptr::with_exposed_provenance_mut(start));

@@ -1,0 +1,433 @@
+//! Many pieces that move together, beside the same elements copied one by one.
+
+use super::*;
+use std::sync::PoisonError;
+
+/// Figures that make several blocks of a few small pieces, and more pieces of staging than buffers.
+const SMALL: Cuts = {
+    let cut = Cut { share: 1 << 10, threads: 3, buffers: 3, shortest: 512, longest: 1 << 10 };
+    Cuts { down: cut, up: cut, block: 4 << 10 }
+};
+
+/// Every way of a tree.
+const ALL: [(Device, Device); 3] = [WAYS[0], WAYS[1], (GPU, OTHER)];
+
+/// The two dtypes of a piece; both are one where it is not cast.
+type Dtypes = (DType, DType);
+
+/// A tree of pieces, in memory of the test. What is a device's is the host's here.
+struct Tree {
+    layouts: Vec<(Layout, Layout)>,
+    sources: Vec<Vec<u8>>,
+    targets: Vec<Vec<u8>>,
+    expected: Vec<Vec<u8>>,
+    changes: Vec<(u128, Option<Cast>)>,
+}
+
+impl Tree {
+    /// Returns a tree of views with their dtypes and the bits to flip.
+    fn new(pieces: &[(Views, Dtypes, u128)]) -> Self {
+        let (layouts, sources, targets) = Default::default();
+        let mut tree = Self { layouts, sources, targets, expected: Vec::new(), changes: Vec::new() };
+        for (seed, ((shape, from, to), dtypes, flips)) in pieces.iter().enumerate() {
+            let from = Layout::new(dtypes.0, shape, Some(from), 0).unwrap();
+            let to = Layout::new(dtypes.1, shape, Some(to), 0).unwrap();
+            let room = |layout: &Layout| layout.reach().0 + layout.reach().1;
+            let cast = Cast::new(dtypes.0, dtypes.1).ok();
+            let mut source = numbers(room(&from), seed);
+            if cast.is_some() {
+                // Numbers of few bits.
+                source.chunks_mut(4).filter(|_| dtypes.0 == DType::FLOAT32).for_each(|element| element[..2].fill(0));
+            }
+            tree.targets.push(vec![0xcd; room(&to)]);
+            tree.expected.push(vec![0xcd; room(&to)]);
+            tree.sources.push(source);
+            tree.layouts.push((from, to));
+            tree.changes.push((*flips, cast));
+        }
+        for (number, expected) in tree.expected.iter_mut().enumerate() {
+            let (from, to) = &tree.layouts[number];
+            let start = tree.sources[number].as_ptr().expose_provenance() + from.reach().0;
+            let end = expected.as_mut_ptr().expose_provenance() + to.reach().0;
+            let sides = ((start, &*offsets(from)), (end, &*offsets(to)));
+            // SAFETY: the vectors have room for the views.
+            unsafe { elements(sides.0, sides.1, from.itemsize(), tree.changes[number]) };
+        }
+        tree
+    }
+
+    /// Moves all pieces, with the targets as they were first.
+    fn moved(&mut self, moves: &Moves<'_>, sim: &Sim, (from, to): (Device, Device)) -> Result<(), Failed> {
+        self.targets.iter_mut().for_each(|target| target.fill(0xcd));
+        let mut pieces = Vec::new();
+        for (number, (source, target)) in self.layouts.iter().enumerate() {
+            let start = self.sources[number].as_ptr().expose_provenance() + source.reach().0;
+            let end = self.targets[number].as_mut_ptr().expose_provenance() + target.reach().0;
+            let (flips, cast) = self.changes[number];
+            let from = Strided { device: from, data: start, layout: source };
+            let to = Strided { device: to, data: end, layout: target };
+            pieces.push(Piece { from, to, flips, cast });
+        }
+        // SAFETY: the vectors have room for the views.
+        let done = unsafe { moves.copy_all(&pieces, STREAM) };
+        if from == GPU && to == OTHER {
+            sim.finish();
+        } else if to != Device::CPU {
+            // The host may write its memory as soon as the move returns.
+            let kept = self.sources.clone();
+            self.sources.iter_mut().for_each(|source| source.fill(0xee));
+            sim.finish();
+            self.sources = kept;
+        }
+        done
+    }
+
+    /// Returns how many targets have other bytes than they should.
+    fn wrong(&self) -> usize {
+        self.targets.iter().zip(&self.expected).filter(|(target, expected)| target != expected).count()
+    }
+}
+
+/// A tree whose pieces are plain rows of so many bytes, `count` of them.
+fn rows(count: usize, length: usize) -> Tree {
+    let bytes = (DType::UINT8, DType::UINT8);
+    let piece = |number: usize| ((vec![(length - number % 3) as i64], vec![1], vec![1]), bytes, 0);
+    Tree::new(&(0..count).map(piece).collect::<Vec<_>>())
+}
+
+/// Sets up the link of the kernels.
+fn device() -> (MutexGuard<'static, ()>, &'static Sim, Pool) {
+    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let sim: &'static Sim = Box::leak(Box::default());
+    *ON_DEVICE.lock().unwrap() = Some(sim);
+    (one, sim, Pool::new(&SMALL))
+}
+
+/// Returns how many blocks of the device, and how much other memory, are left.
+fn remaining(sim: &Sim) -> (usize, usize) {
+    let state = sim.state();
+    (state.blocks, state.memory.len() - state.blocks)
+}
+
+fn packing<'a>(sim: &'a Sim, pool: &'a Pool) -> Moves<'a> {
+    Moves { cuts: &SMALL, on_device, ..moves(sim, pool) }
+}
+
+fn dtypes() -> impl Strategy<Value = Dtypes> {
+    const BOTH: [DType; 2] = [DType::FLOAT32, DType::BFLOAT16];
+    prop::sample::select(vec![
+        (DType::UINT8, DType::UINT8),
+        (DType::FLOAT64, DType::FLOAT64),
+        (BOTH[0], BOTH[0]),
+        (BOTH[0], BOTH[1]),
+        (BOTH[1], BOTH[0]),
+        (DType::COMPLEX128, DType::COMPLEX128),
+    ])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Strided pieces of any dtypes, cast or with bits to flip, some too large to be packed, some empty.
+    #[test]
+    fn any_tree_arrives_as_its_pieces_copied_one_by_one(
+        small in prop::collection::vec((views(), dtypes(), any::<bool>()), 0..30),
+        large in prop::collection::vec((600..3000i64, dtypes()), 0..3),
+        way in prop::sample::select(ALL.to_vec()),
+    ) {
+        let (_one, sim, pool) = device();
+        // The sign of the number.
+        let sign = |dtype: DType| match dtype {
+            DType::FLOAT32 => 1 << 31,
+            DType::BFLOAT16 => 1 << 15,
+            _ => 0x80,
+        };
+        let small = small.into_iter().map(|(view, dtypes, flips)| (view, dtypes, if flips { sign(dtypes.0) } else { 0 }));
+        let large = large.into_iter().map(|(length, dtypes)| ((vec![length], vec![1], vec![1]), dtypes, 0));
+        let none = ((vec![2, 0], vec![1, 1], vec![1, 1]), (DType::UINT8, DType::UINT8), 0);
+        let mut tree = Tree::new(&large.chain([none]).chain(small).collect::<Vec<_>>());
+        for _ in 0..2 {
+            tree.moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
+            prop_assert_eq!(tree.wrong(), 0);
+        }
+        sim.finish();
+        let (blocks, kept) = remaining(sim);
+        prop_assert!(blocks == 0 && kept <= SMALL.buffers(), "{} blocks and {} buffers are left", blocks, kept);
+    }
+}
+
+#[test]
+fn a_block_is_one_launch_and_few_copies() {
+    for (way, (from, to)) in ALL.into_iter().enumerate() {
+        let (_one, sim, _) = device();
+        let pool = Pool::new(&CUTS);
+        let moves = Moves { cuts: &CUTS, ..packing(sim, &pool) };
+        let mut tree = rows(1000, 600);
+        tree.moved(&moves, sim, (from, to)).map_err(|failed| failed.error).unwrap();
+        assert_eq!(tree.wrong(), 0);
+        let state = sim.state();
+        assert_eq!(state.launches, if way == 2 { vec![1000, 1000] } else { vec![1000] });
+        assert!(state.copies.len() <= if way == 2 { 1 } else { 2 }, "{} copies", state.copies.len());
+        let nbytes: usize = state.copies.iter().map(|copy| copy.2).sum();
+        assert!(nbytes <= 1000 * 608, "{nbytes} bytes in way {way}");
+    }
+}
+
+#[test]
+fn a_block_has_a_limit() {
+    for way in WAYS {
+        let (_one, sim, pool) = device();
+        rows(60, 256).moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
+        assert_eq!(sim.state().launches, [16, 16, 16, 12], "256 bytes each, in blocks of 4096");
+        sim.state().launches.clear();
+        rows(8, 512).moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
+        assert_eq!(sim.state().launches, [8], "the fewest and the largest that are packed");
+        let (small, cut) = (Cut { shortest: 256, ..SMALL.up }, SMALL.up);
+        for (down, up) in [(small, cut), (cut, small)] {
+            sim.state().launches.clear();
+            let cuts = Cuts { down, up, ..SMALL };
+            let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
+            rows(8, 512).moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
+            let is_small = if way == WAYS[0] { down.shortest == 512 } else { up.shortest == 512 };
+            assert_eq!(sim.state().launches.is_empty(), !is_small, "each way has its own figures");
+        }
+    }
+}
+
+#[test]
+fn the_streams_of_two_devices_wait_for_each_other() {
+    let (_one, sim, pool) = device();
+    let mut tree = rows(20, 304);
+    tree.moved(&packing(sim, &pool), sim, (GPU, OTHER)).map_err(|failed| failed.error).unwrap();
+    let (mine, theirs) = ((GPU, STREAM), (OTHER, Stream::LEGACY));
+    // The memory there is ready; the bytes are there; the targets are written.
+    let block = [[theirs, mine], [mine, theirs], [theirs, mine]];
+    assert_eq!(sim.state().orders, [block, block].concat());
+}
+
+/// The copy or the kernel is pending, and the streams do not wait for each other.
+#[test]
+fn the_host_waits_where_a_stream_of_another_device_cannot() {
+    fn fails<const AT: usize>(earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        order(earlier, later)?;
+        let sim = ON_DEVICE.lock().unwrap().expect("a test has set it");
+        match sim.state().orders.len() {
+            made if made == AT => Err(Error::new(ErrorKind::Driver, "planned failure")),
+            _ => Ok(()),
+        }
+    }
+    for (order, waits, arrives) in [(fails::<1> as Order, 1, false), (fails::<2>, 1, false), (fails::<3>, 1, true)] {
+        let (_one, sim, pool) = device();
+        let mut tree = rows(10, 304);
+        let done = tree.moved(&Moves { order, ..packing(sim, &pool) }, sim, (GPU, OTHER));
+        assert_eq!((done.is_ok(), tree.wrong() == 0, sim.state().waits), (arrives, arrives, waits));
+        assert_eq!(remaining(sim), (0, 0));
+    }
+}
+
+/// A few columns of a matrix there, which one block holds although it is large.
+#[test]
+fn a_target_with_gaps_on_another_device_is_written() {
+    let (_one, sim, pool) = device();
+    let bytes = (DType::UINT8, DType::UINT8);
+    let mut tree = Tree::new(&[((vec![3000, 2], vec![2, 1], vec![5, 1]), bytes, 0)]);
+    tree.moved(&packing(sim, &pool), sim, (GPU, OTHER)).map_err(|failed| failed.error).unwrap();
+    assert_eq!((tree.wrong(), &*sim.state().launches), (0, &[1, 1][..]));
+}
+
+#[test]
+fn the_device_has_the_rows_of_its_side_whatever_the_other_has() {
+    // Transposed, with gaps, repeated.
+    for (shape, strides, expected) in [
+        (&[8, 16][..], &[1, 8][..], &[1, 8][..]),
+        (&[8, 16], &[40, 2], &[16, 1]),
+        (&[4, 8, 16], &[16, 0, 1], &[16, 64, 1]),
+    ] {
+        let there = Layout::new(DType::FLOAT32, shape, Some(strides), 0).unwrap();
+        let here = Layout::new(DType::FLOAT32, shape, None, 0).unwrap();
+        let side = |device, layout| Strided { device, data: 1 << 20, layout };
+        let (there, here) = (side(GPU, &there), side(Device::CPU, &here));
+        for (from, to) in [(there, here), (here, there)] {
+            let pieces = [Piece { from, to, flips: 0, cast: None }; 8];
+            let loads = loads(&pieces, (1 << 20, 1 << 20), on_host).map_err(|failed| failed.error).unwrap();
+            let [Load::Packed(packed)] = &loads[..] else { panic!("one block") };
+            assert_eq!(packed.pieces[0].wire.strides(), expected);
+        }
+    }
+}
+
+#[test]
+fn fewer_than_eight_small_pieces_and_large_ones_are_moved_one_by_one() {
+    let (_one, sim, pool) = device();
+    let plain = Moves { on_device: no_kernel, ..packing(sim, &pool) };
+    for (count, length) in [(7, 100), (20, 600)] {
+        for way in WAYS {
+            let mut tree = rows(count, length);
+            tree.moved(&plain, sim, way).map_err(|failed| failed.error).unwrap();
+            assert_eq!(tree.wrong(), 0);
+        }
+    }
+}
+
+#[test]
+fn staging_of_packed_pieces_is_not_used_before_its_last_copy_has_run() {
+    for way in WAYS {
+        let (_one, sim, pool) = device();
+        let mut tree = rows(200, 300);
+        let mut wrong = |lies| {
+            sim.state().lies = lies;
+            tree.moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
+            sim.finish();
+            tree.wrong()
+        };
+        assert_eq!(wrong(false), 0);
+        assert!(wrong(true) > 0, "where marks lie, this test sees it");
+        assert_eq!(wrong(false), 0);
+    }
+}
+
+#[test]
+fn a_piece_that_a_side_leaves_out_is_seen() {
+    unsafe fn host_but_one(pieces: &[Piece<'_>], most: usize) -> Result<(), Failed> {
+        // SAFETY: the caller's promises.
+        unsafe { on_host(&pieces[pieces.len().min(1)..], most) }
+    }
+    unsafe fn device_but_one(pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
+        // SAFETY: the caller's promises.
+        unsafe { on_device(&pieces[..pieces.len() - 1], stream) }
+    }
+    for way in ALL {
+        let (_one, sim, pool) = device();
+        let moves = packing(sim, &pool);
+        let host = Moves { on_host: host_but_one, ..packing(sim, &pool) };
+        let device = Moves { on_device: device_but_one, ..packing(sim, &pool) };
+        for (moves, faulty) in [(moves, false), (host, way.1 != OTHER), (device, true)] {
+            // The host's loops are for views that are no plain bytes.
+            let bytes = (DType::UINT8, DType::UINT8);
+            let mut tree = Tree::new(&vec![((vec![300], vec![2], vec![2]), bytes, 0); 50]);
+            tree.moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
+            assert_eq!(tree.wrong() > 0, faulty);
+        }
+    }
+}
+
+#[test]
+fn every_failure_is_an_error_and_the_next_tree_arrives() {
+    for (threads, way) in [1, 3].into_iter().flat_map(|threads| ALL.map(|way| (threads, way))) {
+        let cut = Cut { threads, ..SMALL.up };
+        let cuts = Cuts { down: cut, up: cut, ..SMALL };
+        for left in 0.. {
+            let (_one, sim, pool) = device();
+            let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
+            let mut tree = rows(45, 100);
+            sim.state().left = Some(left);
+            let done = tree.moved(&moves, sim, way);
+            let is_over = sim.state().left != Some(0);
+            sim.state().left = None;
+            sim.finish();
+            if let Err(failed) = &done {
+                let wrote = tree.targets.iter().flatten().any(|byte| *byte != 0xcd);
+                let text = failed.error.to_string();
+                assert!(!wrote || text.ends_with("undefined"), "after {left} calls: {text}");
+                assert_eq!(failed.error.kind(), ErrorKind::Driver);
+            }
+            assert!(done.is_err() || tree.wrong() == 0, "after {left} calls");
+            tree.moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
+            assert_eq!(tree.wrong(), 0, "after failure {left}");
+            sim.finish();
+            // A buffer whose last copy the driver cannot tell the end of is lost: the one before the threads start, and
+            // one in each. So is a block of another device that a copy may still fill.
+            let (blocks, kept) = remaining(sim);
+            let lost = usize::from(way.1 == OTHER);
+            assert!(blocks <= lost && kept <= SMALL.buffers() + threads + 1, "{blocks}, {kept} after failure {left}");
+            if is_over {
+                assert!(done.is_ok() && left > 10 && blocks == 0, "{left} calls");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_of_a_launch_names_the_piece_among_all() {
+    unsafe fn third(_: &[Piece<'_>], _: Stream) -> Result<(), Failed> {
+        Err(Failed { index: 2, error: Error::new(ErrorKind::CopyNeeded, "planned") })
+    }
+    for way in ALL {
+        let (_one, sim, pool) = device();
+        // The first is moved alone.
+        let plain = |length: i64| ((vec![length], vec![1], vec![1]), (DType::UINT8, DType::UINT8), 0);
+        let mut tree = Tree::new(&[vec![plain(2000)], vec![plain(50); 10]].concat());
+        let failed = tree.moved(&Moves { on_device: third, ..packing(sim, &pool) }, sim, way).unwrap_err();
+        assert_eq!((failed.index, failed.error.kind()), (3, ErrorKind::CopyNeeded));
+    }
+}
+
+#[test]
+fn a_piece_that_cannot_be_moved_keeps_all_from_being_moved() {
+    let (_one, sim, pool) = device();
+    let wide = DType { bits: 128, lanes: 3, ..DType::UINT8 };
+    for way in WAYS {
+        let bytes = (DType::UINT8, DType::UINT8);
+        let dtypes = |number: usize| if number == 13 { (wide, wide) } else { bytes };
+        let piece = |number: usize| ((vec![5], vec![2], vec![3]), dtypes(number), 0);
+        // Without elements of 48 bytes, which the model has not.
+        let mut tree =
+            Tree::new(&(0..20).map(|number| ((vec![0], vec![2], vec![3]), bytes, number)).collect::<Vec<_>>());
+        let layouts: Vec<_> = (0..20).map(piece).collect();
+        for (layout, ((shape, from, to), dtypes, _)) in tree.layouts.iter_mut().zip(layouts) {
+            let view = |dtype, strides: &[i64]| Layout::new(dtype, &shape, Some(strides), 0).unwrap();
+            *layout = (view(dtypes.0, &from), view(dtypes.1, &to));
+        }
+        let failed = tree.moved(&packing(sim, &pool), sim, way).unwrap_err();
+        assert_eq!((failed.index, failed.error.kind()), (13, ErrorKind::CopyNeeded));
+        assert_eq!(sim.state().submitted, 0, "nothing is launched");
+    }
+}
+
+#[test]
+fn a_tree_in_a_capture_is_refused_before_anything_is_launched() {
+    let (_one, sim, pool) = device();
+    sim.state().captured = true;
+    for way in WAYS {
+        let failed = rows(20, 300).moved(&packing(sim, &pool), sim, way).unwrap_err();
+        assert_eq!((failed.error.kind(), sim.state().submitted), (ErrorKind::Captured, 0));
+    }
+}
+
+#[test]
+fn a_tree_tells_how_far_it_is_and_what_hears_it_may_end_it() {
+    let (_one, sim, pool) = device();
+    // On one thread, which is told of its pieces.
+    let cut = Cut { threads: 1, ..SMALL.up };
+    let cuts = Cuts { down: cut, up: cut, ..SMALL };
+    let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
+    for way in WAYS {
+        let mut tree = rows(60, 300);
+        let large = rows(3, 5000);
+        tree.layouts.extend(large.layouts);
+        tree.sources.extend(large.sources);
+        tree.targets.extend(large.targets);
+        tree.expected.extend(large.expected);
+        tree.changes.extend(large.changes);
+        let nbytes = 3 * 5000 + 60 * 304;
+        let mut hearing = |most: usize| {
+            let told = Rc::new(RefCell::new(Vec::new()));
+            let heard = Rc::clone(&told);
+            let tick: Tick = Rc::new(move |done| {
+                heard.borrow_mut().push(done);
+                let enough = || Error::new(ErrorKind::Framework, "enough");
+                if heard.borrow().len() < most { Ok(()) } else { Err(enough()) }
+            });
+            let done = ticking(tick, || tree.moved(&moves, sim, way));
+            (done, told.take(), tree.wrong())
+        };
+        let (done, told, wrong) = hearing(usize::MAX);
+        assert!(done.is_ok() && wrong == 0);
+        assert!(told.len() > 20 && told.is_sorted(), "{told:?}");
+        assert!((nbytes - 100..=nbytes).contains(told.last().unwrap()), "{told:?} of {nbytes}");
+        let (ended, told, _) = hearing(30);
+        assert!(ended.unwrap_err().error.to_string().contains("enough") && told.len() == 30);
+        assert_eq!(hearing(usize::MAX).2, 0, "after one that was ended");
+    }
+}

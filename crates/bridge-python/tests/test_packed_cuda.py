@@ -1,0 +1,494 @@
+"""``tb.copy`` and ``tb.copier`` of trees that change memory: small tensors are packed on their way.
+
+PyTorch judges the values: it brings both sides to the host, and copies or casts there.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import truebridge as tb
+
+torch: Any = pytest.importorskip("torch")
+cupy: Any = pytest.importorskip("cupy")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from casting import CASTS, DTYPES, bits, cast, numbers, pair, same, view  # noqa: E402
+
+#: Cycles of a kernel of some milliseconds.
+LATE = 10_000_000
+ROUNDS = 20
+UP, DOWN = ("cpu", "cuda"), ("cuda", "cpu")
+WAYS = [UP, DOWN]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+ACROSS = ("cuda:0", "cuda:1")
+KINDS = [torch.uint8, torch.int16, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]
+
+
+def spread(random: np.random.Generator, shape: list[int], kind: Any, device: str, repeats: bool) -> Any:
+    """Return a view of any numbers, of this shape: permuted, with gaps, at any offset, and here and there repeated."""
+    order = [int(axis) for axis in random.permutation(len(shape))]
+    steps = [int(step) for step in random.choice([1, 1, 1, 2], len(shape))]
+    kept = [repeats and bool(random.random() < 0.1) for _ in shape]
+    lengths = [1 if kept[axis] else shape[axis] * steps[axis] + int(random.integers(0, 2)) for axis in order]
+    offset = int(random.integers(0, 5))
+    whole = torch.randint(0, 100, (offset + int(np.prod(lengths, dtype=np.int64)),)).to(kind).to(device)
+    placed = whole[offset:].view(lengths).permute([int(axis) for axis in np.argsort(order)])
+    for axis, length in enumerate(shape):
+        if not kept[axis]:
+            placed = placed.narrow(axis, 0, length * steps[axis])[
+                (*[slice(None)] * axis, slice(None, None, steps[axis]))
+            ]
+    return placed.expand(shape)
+
+
+def piece(random: np.random.Generator, way: tuple[str, str]) -> tuple[Any, Any]:
+    """Return a source and a target of one shape: small, mostly, and now and then too large to be packed."""
+    kind = KINDS[int(random.integers(len(KINDS)))]
+    shape = [int(length) for length in random.integers(0, 30, random.integers(0, 4))]
+    if shape and random.random() < 0.4:
+        shape[-1] = int(random.integers(100, 3000))
+    if random.random() < 0.02:
+        shape = [3, 700_001]
+    return spread(random, shape, kind, way[0], True), spread(random, shape, kind, way[1], False)
+
+
+def base(tensor: Any) -> Any:
+    """Return all bytes of the memory of a tensor, on the host."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).cpu()
+
+
+def checked(pairs: list[tuple[Any, Any]], *, again: int = 1) -> None:
+    """Copy all together, and compare all memory of the targets with what PyTorch writes into it on the host."""
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    expected = []
+    for source, target in pairs:
+        memory = base(target)
+        there = torch.empty(0, dtype=target.dtype).set_(
+            memory.untyped_storage(), target.storage_offset(), target.shape, target.stride()
+        )
+        there.copy_(source.cpu().resolve_conj().resolve_neg())
+        expected.append(memory)
+    for _ in range(again):
+        tb.copy(sources, out=targets)
+    for index, (target, wanted) in enumerate(zip(targets, expected, strict=True)):
+        said = index, target.shape, target.stride(), sources[index].stride(), target.dtype
+        assert torch.equal(base(target), wanted), said
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 400])
+@pytest.mark.parametrize("seed", range(8))
+def test_any_tree_is_copied_as_pytorch_copies_it(seed: int, count: int, way: tuple[str, str]) -> None:
+    random = np.random.default_rng([seed, count])
+    checked([piece(random, way) for _ in range(count)], again=2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pending_operations_are_applied(way: tuple[str, str]) -> None:
+    sources = [torch.randn(33, 65, dtype=torch.complex64, device=way[0]).conj() for _ in range(10)]
+    sources += [torch.randn(100, dtype=torch.complex128, device=way[0]).conj().imag for _ in range(10)]
+    sources += [torch.randn(100, dtype=torch.complex64, device=way[0]) for _ in range(10)]
+    checked([(source, torch.zeros(source.shape, dtype=source.dtype, device=way[1])) for source in sources])
+
+
+def test_the_frameworks_of_both_sides_are_any() -> None:
+    random = np.random.default_rng(3)
+    arrays = [random.random((index % 7 + 1, 2 * index + 1), np.float32)[:, ::2] for index in range(100)]
+    there = [cupy.zeros(array.shape[::-1], np.float32).T for array in arrays]
+    tb.copy(arrays, out=there)
+    back = [np.zeros(array.shape, np.float32) for array in arrays]
+    tb.copy(there, out=back)
+    pinned = [torch.zeros(array.shape).pin_memory() for array in arrays]
+    tb.copy(there, out=pinned)
+    again = [torch.zeros(array.shape, device="cuda") for array in arrays]
+    tb.copy(pinned, out=again)
+    for array, *others in zip(arrays, there, back, pinned, again, strict=True):
+        np.testing.assert_array_equal(others[0].get(), array)
+        for other in others[1:]:
+            np.testing.assert_array_equal(np.asarray(tb.to_numpy(other, device="cpu")), array)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_more_than_a_block(way: tuple[str, str]) -> None:
+    """700 tensors of 300 KB are 210 MB: two blocks. Others are larger than one."""
+    sources = [torch.randint(0, 256, (300_000 + index,), dtype=torch.uint8, device=way[0]) for index in range(700)]
+    sources[5] = torch.randint(0, 256, (200_000_003,), dtype=torch.uint8, device=way[0])
+    targets = [torch.zeros(source.shape, dtype=torch.uint8, device=way[1]) for source in sources]
+    for _ in range(2):
+        tb.copy(sources, out=targets)
+        for source, target in zip(sources, targets, strict=True):
+            assert torch.equal(target.to(source.device), source)
+            target.zero_()
+
+
+# --- casts
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize(("source", "to"), CASTS)
+def test_every_number_is_cast_as_pytorch_casts_it(source: str, to: str, count: int, way: tuple[str, str]) -> None:
+    values = numbers(source, np.random.default_rng(1))
+    parts = list(values.tensor_split(count))
+    sources = [part.to(way[0]) for part in parts]
+    targets = [torch.zeros(part.shape, dtype=DTYPES[to], device=way[1]) for part in parts]
+    if count == 1:
+        tb.copy(sources[0], out=targets[0], dtype=to)
+    else:
+        tb.copy(sources, out=targets, dtype=to)
+    same(torch.cat([bits(target.cpu()) for target in targets]).view(DTYPES[to]), values.to(DTYPES[to]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 200])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_trees_are_cast(seed: int, count: int, way: tuple[str, str]) -> None:
+    random = np.random.default_rng([seed, count])
+    to = list(DTYPES)[seed]
+    pairs = []
+    for _ in range(count):
+        source, target = pair(random, to, way[0])
+        pairs.append((source, view(random, list(target.shape), to, way[1])))
+    # Others beside them, which are copied.
+    integers = torch.randint(0, 100, (33, 65), device=way[0]), torch.zeros(33, 65, dtype=torch.int64, device=way[1])
+    both = [*pairs, integers]
+    tb.copy([source for source, _ in both], out=[target for _, target in both], dtype=to)
+    for source, target in pairs:
+        same(target.cpu(), cast(source.cpu(), target.cpu()))
+    assert torch.equal(integers[0].cpu(), integers[1].cpu())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_large_tensors_are_cast_on_their_way(way: tuple[str, str]) -> None:
+    for turned in (False, True):
+        source = torch.randn(3001, 2003, device=way[0])
+        source = source.t() if turned else source
+        target = torch.zeros(source.shape, dtype=torch.bfloat16, device=way[1])
+        tb.copy(source, out=target, dtype="bfloat16")
+        assert torch.equal(target.cpu(), source.cpu().bfloat16())
+        back = torch.zeros(source.shape, device=way[0])
+        tb.copy(target, out=back, dtype="float32")
+        assert torch.equal(back.cpu(), target.cpu().float())
+
+
+# --- copiers
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copier_moves_again_in_any_stream(way: tuple[str, str], dtype: Any, check: bool) -> None:
+    sources = [torch.zeros(100 + index, device=way[0]) for index in range(50)]
+    kind = DTYPES[dtype] if dtype else torch.float32
+    targets = [torch.zeros(source.shape, dtype=kind, device=way[1]) for source in sources]
+    update = tb.copier(sources, out=targets, dtype=dtype, check=check)
+    for value in range(1, 1 + ROUNDS):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(LATE)
+            torch._foreach_zero_(sources)
+            torch._foreach_add_(sources, value)
+            update()
+            # The next step, before the copies on the device have run.
+            torch._foreach_zero_(sources)
+            seen = [target.clone() for target in targets]
+        stream.synchronize()
+        assert all(bool((copy == value).all()) for copy in seen)
+
+
+def test_a_copier_of_both_ways_and_of_copies_in_place() -> None:
+    random = np.random.default_rng(1)
+    sources = {"up": [], "down": [], "there": [], "here": []}
+    targets: dict[str, list[Any]] = {name: [] for name in sources}
+    for name, (here, there) in zip(sources, [*WAYS, ("cuda", "cuda"), ("cpu", "cpu")], strict=True):
+        for index in range(20):
+            sources[name].append(torch.from_numpy(random.random((index + 1, 77), np.float32)).to(here))
+            targets[name].append(torch.zeros(77, index + 1, device=there).t())
+    update = tb.copier(sources, out=targets)
+    for _ in range(3):
+        assert update() is targets
+        for name, tensors in sources.items():
+            for source, target in zip(tensors, targets[name], strict=True):
+                assert torch.equal(source.cpu(), target.cpu())
+                source.add_(1)
+
+
+def test_a_copier_refuses_memory_that_has_changed() -> None:
+    sources, targets = [np.ones(10 + index, np.float32) for index in range(20)], []
+    targets = [torch.zeros(source.shape, device="cuda") for source in sources]
+    update = tb.copier(sources, out=targets)
+    update()
+    targets[7].set_(torch.zeros(17, device="cuda"))
+    with pytest.raises(tb.BridgeError, match=r"tree\[7\].*prepare the copies anew") as error:
+        update()
+    assert error.value.kind == "layout"
+
+
+def test_the_memory_of_a_copier_is_returned() -> None:
+    before = tb.stats()
+    for _ in range(ROUNDS):
+        sources = [torch.ones(5000, device="cuda") for _ in range(20)]
+        targets = [np.zeros(5000, np.float32) for _ in sources]
+        tb.copier(sources, out=targets)()
+        tb.copier(targets, out=sources)()
+        assert all((target == 1).all() for target in targets)
+    del sources, targets
+    gc.collect()
+    torch.cuda.synchronize()
+    after = tb.stats()
+    assert after["leaked"] == before["leaked"]
+    assert after["leased"] - after["released"] == before["leased"] - before["released"]
+
+
+# --- the order of the work
+
+
+def test_the_sources_on_the_host_may_be_overwritten_at_once() -> None:
+    stream = torch.cuda.Stream()
+    # They fit into the first two staging buffers: for a third the host would wait.
+    sources = [np.zeros(1000 + index, np.float32) for index in range(200)]
+    late = 0
+    with torch.cuda.stream(stream):
+        results = []
+        for value in range(1, 1 + ROUNDS):
+            torch.cuda._sleep(LATE)
+            targets = [torch.zeros(source.shape, device="cuda") for source in sources]
+            for source in sources:
+                source.fill(value)
+            tb.copy(sources, out=targets)
+            late += not stream.query()
+            results.append(targets)
+        for source in sources:
+            source.fill(-1)
+        for value, targets in enumerate(results, 1):
+            assert all(bool((target == value).all()) for target in targets), value
+    assert late, "the kernel is too short for this test"
+
+
+def test_the_host_does_not_wait_on_the_way_up() -> None:
+    """For a tree that fits into the staging buffers."""
+    sources = [np.ones(1000 + index, np.float32) for index in range(100)]
+    targets = [torch.zeros(source.shape, device="cuda") for source in sources]
+    tb.copy(sources, out=targets)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50 * LATE)
+        tb.copy(sources, out=targets)
+        assert not stream.query(), "the host has waited"
+    torch.cuda.synchronize()
+
+
+def test_the_way_down_waits_for_the_producer() -> None:
+    writer = torch.cuda.Stream()
+    sources = [torch.zeros(257 + index, device="cuda") for index in range(300)]
+    targets = [np.zeros(257 + index, np.float32) for index in range(300)]
+    torch.cuda.synchronize()
+    for value in range(1, 1 + ROUNDS):
+        with torch.cuda.stream(writer):
+            torch.cuda._sleep(LATE)
+            torch._foreach_zero_(sources)
+            torch._foreach_add_(sources, value)
+            tb.copy(sources, out=targets)
+            assert all((target == value).all() for target in targets), value
+
+
+def test_blocks_and_staging_are_not_used_again_too_early() -> None:
+    """The stream is busy, so that no copy has run when the next tree is packed."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    sources = [np.zeros(20_000, np.uint8) for _ in range(100)]
+    with stream, torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+        results = []
+        torch.cuda._sleep(10 * LATE)
+        for value in range(60):
+            for source in sources:
+                source.fill(value)
+            results.append([cupy.zeros(20_000, np.uint8) for _ in sources])
+            tb.copy(sources, out=results[-1])
+        for value, targets in enumerate(results):
+            assert all(bool((target == value).all()) for target in targets), value
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tree_is_few_copies_and_few_kernels(way: tuple[str, str]) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    sources = [torch.rand(1000 + 7 * index, device=way[0]) for index in range(2000)]
+    targets = [torch.zeros(source.shape, device=way[1]) for source in sources]
+    tb.copy(sources, out=targets)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        tb.copy(sources, out=targets)
+        torch.cuda.synchronize()
+    work = [event.name for event in profiled.events() if event.device_type.name == "CUDA"]
+    kernels = [name for name in work if "pieces" in name]
+    # 64 MB, in pieces of at least half a MiB, and a table.
+    assert len(kernels) == 1 and len(work) < 130, (len(work), set(work))
+    for source, target in zip(sources, targets, strict=True):
+        assert torch.equal(source.cpu(), target.cpu())
+
+
+def test_threads_move_trees_at_once() -> None:
+    wrong: list[int] = []
+
+    def move(number: int) -> None:
+        sources = [np.full(3000 + index, number, np.int32) for index in range(200)]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(10):
+                there = [torch.zeros(source.shape, dtype=torch.int32, device="cuda") for source in sources]
+                back = [np.zeros_like(source) for source in sources]
+                tb.copy(sources, out=there)
+                tb.copy(there, out=back)
+                if not all(map(np.array_equal, sources, back)):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=move, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# --- between two devices
+
+
+@two_gpus
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 400])
+@pytest.mark.parametrize("seed", range(8))
+def test_any_tree_is_copied_between_two_devices(seed: int, count: int) -> None:
+    random = np.random.default_rng([seed, count])
+    checked([piece(random, ACROSS) for _ in range(count)], again=2)
+
+
+@two_gpus
+@pytest.mark.parametrize("count", [1, 200])
+@pytest.mark.parametrize("to", DTYPES)
+def test_any_trees_are_cast_between_two_devices(to: str, count: int) -> None:
+    random = np.random.default_rng(count)
+    pairs = []
+    for _ in range(count):
+        source, target = pair(random, to, ACROSS[0])
+        pairs.append((source, view(random, list(target.shape), to, ACROSS[1])))
+    tb.copy([source for source, _ in pairs], out=[target for _, target in pairs], dtype=to)
+    for source, target in pairs:
+        same(target.cpu(), cast(source.cpu(), target.cpu()))
+
+
+@two_gpus
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_streams_of_two_devices_wait_for_each_other(prepared: bool) -> None:
+    first, second = torch.cuda.Stream("cuda:0"), torch.cuda.Stream("cuda:1")
+    sources = [torch.zeros(5000 + index, device="cuda:0") for index in range(300)]
+    targets = [torch.zeros(5000 + index, device="cuda:1") for index in range(300)]
+    update = tb.copier(sources, out=targets)
+    for device in (0, 1):
+        torch.cuda.synchronize(device)
+    for value in range(1, 1 + ROUNDS):
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(LATE)
+            torch._foreach_zero_(sources)
+            torch._foreach_add_(sources, value)
+        with torch.cuda.stream(second):
+            torch.cuda._sleep(LATE)
+            torch._foreach_zero_(targets)
+        with torch.cuda.stream(first), torch.cuda.stream(second):
+            # Both are current, each on its device.
+            update() if prepared else tb.copy(sources, out=targets)
+        with torch.cuda.stream(first):
+            torch._foreach_zero_(sources)
+        with torch.cuda.stream(second):
+            seen = [target.clone() for target in targets]
+        second.synchronize()
+        assert all(bool((copy == value).all()) for copy in seen), value
+
+
+# --- errors, progress, memory
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_that_does_not_fit_keeps_all_from_being_written(way: tuple[str, str]) -> None:
+    sources = [torch.ones(10 + index, device=way[0]) for index in range(20)]
+    targets = [torch.zeros(10 + index + (index == 13), device=way[1]) for index in range(20)]
+    for make in (tb.copy, tb.copier):
+        with pytest.raises(tb.BridgeError, match=r"tree\[13\]"):
+            make(sources, out=targets)
+        with pytest.raises(tb.BridgeError, match=r"tree\[0\].*dtype"):
+            make([tensor.bool() for tensor in sources], out=targets, dtype="float32")
+    assert not any(bool(target.any()) for target in targets)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_captured_stream_moves_nothing(way: tuple[str, str]) -> None:
+    sources = [torch.ones(10 + index, device=way[0]) for index in range(20)]
+    targets = [torch.zeros(10 + index, device=way[1]) for index in range(20)]
+    update = tb.copier(sources, out=targets)
+    graph, kept = torch.cuda.CUDAGraph(), torch.ones(5, device="cuda")
+    with torch.cuda.graph(graph):
+        kept.add_(1)
+        for call in (update, lambda: tb.copy(sources, out=targets)):
+            with pytest.raises(tb.BridgeError) as caught:
+                call()
+            assert caught.value.kind == "captured"
+    graph.replay()
+    torch.cuda.synchronize()
+    assert not any(bool(target.any()) for target in targets)
+    update()
+    assert all(bool((target == 1).all()) for target in targets)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("way", WAYS)
+def test_progress_has_one_total_and_an_exception_ends_it(way: tuple[str, str], dtype: Any) -> None:
+    class Enough(Exception):
+        """Of a user."""
+
+    sources = [torch.ones(100_000, device=way[0]) for _ in range(3000)]
+    sources.append(torch.ones(50_000_000, device=way[0]))
+    kind = DTYPES[dtype] if dtype else torch.float32
+    targets = [torch.zeros(source.shape, dtype=kind, device=way[1]) for source in sources]
+    itemsize = 4 if way == UP else targets[0].element_size()
+    total = itemsize * sum(source.numel() for source in sources)
+    told: list[tuple[float, float]] = []
+    tb.copy(sources, out=targets, dtype=dtype, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told) and told[-1] == (total, total) and {whole for _, whole in told} == {total}
+    assert all(bool((target == 1).all()) for target in targets)
+
+    def stop(done: float, whole: float) -> None:
+        raise Enough(done)
+
+    before = tb.stats()
+    with pytest.raises(Enough):
+        tb.copy(sources, out=targets, dtype=dtype, progress=stop)
+    torch.cuda.synchronize()
+    after = tb.stats()
+    assert after["leaked"] == before["leaked"]
+    assert after["leased"] - after["released"] == before["leased"] - before["released"]
+    for target in targets:
+        target.zero_()
+    tb.copy(sources, out=targets, dtype=dtype)
+    assert all(bool((target == 1).all()) for target in targets)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_left_of_many_trees(way: tuple[str, str]) -> None:
+    before = tb.stats()
+    sources = list(torch.rand(10_000, 64, device=way[0]).unbind())
+    targets = list(torch.zeros(10_000, 64, device=way[1]).unbind())
+    tb.copy(sources, out=targets)
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(20):
+        tb.copy(sources, out=targets)
+    torch.cuda.synchronize()
+    after = tb.stats()
+    assert after["leased"] - after["released"] == before["leased"] - before["released"]
+    assert after["leaked"] == before["leaked"]
+    assert torch.cuda.mem_get_info()[0] >= free - (16 << 20)
+    assert all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(sources[::100], targets[::100], strict=True))
