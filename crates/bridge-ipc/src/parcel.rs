@@ -44,7 +44,9 @@ pub struct Parcel {
     owners: Vec<Box<dyn Any + Send + Sync>>,
     /// The streams in which the owners of device memory work.
     streams: Vec<(Device, Stream)>,
+    /// What was copied, and all elements, in bytes.
     bytes: usize,
+    nbytes: usize,
     about: String,
     /// Whether an allocator may use some of the memory again when its tensor is dropped.
     is_reused: bool,
@@ -169,6 +171,7 @@ impl Parcel {
             owners: Vec::new(),
             streams: Vec::new(),
             bytes: 0,
+            nbytes: 0,
             about: String::new(),
             is_reused: false,
         };
@@ -377,6 +380,7 @@ impl Parcel {
     }
 
     fn describe(&mut self, tensor: &IpcTensor, segment: usize, start: usize) {
+        self.nbytes = self.nbytes.saturating_add(tensor.layout().nbytes());
         self.tensors.push(described(tensor, segment, start));
     }
 
@@ -394,7 +398,7 @@ impl Parcel {
         }
         let about = match self.tensors.len() {
             1 => self.about,
-            n => format!("{n} tensors, {} bytes", self.bytes),
+            n => format!("{n} tensors, {} bytes", self.nbytes),
         };
         let (mut segments, mut files) = (Vec::new(), Vec::new());
         for part in self.segments {
