@@ -180,6 +180,17 @@ def weights(links: str) -> str:
     return table(("on a GPU", *COST[1:]), rows, "lrrrl") + sources(links, PIECES)
 
 
+def keeper(links: str) -> str:
+    """Weights that a keeper keeps, beside loading them from a file."""
+    found = {(row["what"], row["mib"]): row["milliseconds"] * 1e6 for row in report(KEEPER)["rows"]}
+    rows = [
+        cost(f"{mib / 1024:,.0f} GiB in 300 tensors", found["keeper", mib], found["file", mib], "`load`, the file in memory")
+        for what, mib in found
+        if what == "file"
+    ]
+    return table(("until a process has", *COST[1:]), rows, "lrrrl") + sources(links, KEEPER)
+
+
 def sessions(links: str) -> str:
     """A session of TensorFlow 1.15 on tensors of PyTorch, beside feed_dict through the host."""
     rows = [
