@@ -13,7 +13,19 @@ import truebridge_conformance  # noqa: F401
 __all__ = ["main"]
 
 #: The options that choose a bench, each the name of its module. Without one, transfers are measured.
-BENCHES = ("copies", "files", "host-copies", "keeper", "moves", "pieces", "processes", "sessions", "soak", "training", "ways")
+BENCHES = (
+    "copies",
+    "files",
+    "host-copies",
+    "keeper",
+    "moves",
+    "pieces",
+    "processes",
+    "sessions",
+    "soak",
+    "training",
+    "ways",
+)
 
 
 def main(argv: list[str]) -> int:

@@ -88,7 +88,6 @@ def main(argv: list[str]) -> int:
     given = options(argv, "keeper", __doc__, 5, device=usual, sizes=sizes(SIZES, "the weights"))
     device = given.device or ("cuda:0" if host.describe("torch")["gpus"] else "cpu")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        os.environ["TRUEBRIDGE_IPC"] = folder
         rows = [row for mib in given.sizes for row in measure(folder, mib, given.rounds, device)]
     verdicts, about = judge(rows), host.describe("torch")
     return conclude(given.report, "bench_keeper", markdown(about, rows, verdicts), about, rows, verdicts)
@@ -98,12 +97,13 @@ def measure(folder: str, mib: float, rounds: int, device: str) -> list[Row]:
     """Measure weights of one size, with a keeper of their own."""
     names, file, elements = f"{folder}/names", f"{folder}/weights.safetensors", int(mib * MIB) // 2 // COUNT
     command = [sys.executable, "-m", "truebridge", "keep", names]
-    keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "TRUEBRIDGE_IPC": folder}
+    keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert keeper.stdout is not None
     keeper.stdout.readline()
     rows = []
     try:
-        maker = _other(device)
+        maker = _other(folder, device)
         try:
             maker(f"make({COUNT}, {elements}, {names!r})")
             taken = int(maker('timed(lambda: client.put("weights", held))'))
@@ -118,7 +118,7 @@ def measure(folder: str, mib: float, rounds: int, device: str) -> list[Row]:
         if mib <= FILED:
             ways["file"] = f"timed(lambda: load({file!r}))"
         for way, call in ways.items():
-            figures = [_fresh(device, call) for _ in range(rounds)]
+            figures = [_fresh(folder, device, call) for _ in range(rounds)]
             milliseconds = statistics.median(figure for figure, _ in figures)
             rows.append(Row(way, mib, milliseconds, all(right for _, right in figures)))
     finally:
@@ -130,16 +130,16 @@ def measure(folder: str, mib: float, rounds: int, device: str) -> list[Row]:
     return rows
 
 
-def _other(device: str) -> Other:
-    other = Other()
+def _other(folder: str, device: str) -> Other:
+    other = Other(TRUEBRIDGE_IPC=folder)
     other(f"device = {device!r}")
     other.define(KNOWS)
     return other
 
 
-def _fresh(device: str, call: str) -> tuple[float, bool]:
+def _fresh(folder: str, device: str, call: str) -> tuple[float, bool]:
     """Return milliseconds of a call in a fresh process, and whether the weights are whole."""
-    other = _other(device)
+    other = _other(folder, device)
     try:
         return int(other(call)) / 1e6, other("is_whole()") == "True"
     finally:

@@ -35,6 +35,7 @@ COPIES = "2026-11-22-h200-copies/bench_copies"
 PROCESSES = "2026-11-22-h200-processes/bench_processes"
 JAX = "2026-11-24-h100-jax/bench"
 PIECES = "2026-11-24-h100-copier/bench_pieces"
+KEEPER = "2026-11-26-h100-keeper/bench_keeper"
 SESSIONS = "2026-11-21-h200-tensorflow1/bench_sessions"
 #: The runs that count what the frameworks' own way gets wrong, the largest first.
 ORDERS = ("2026-11-20-h200/conformance", "2026-11-21-h200/conformance", "2026-11-21-h200-tensorflow1/conformance")
@@ -184,7 +185,12 @@ def keeper(links: str) -> str:
     """Weights that a keeper keeps, beside loading them from a file."""
     found = {(row["what"], row["mib"]): row["milliseconds"] * 1e6 for row in report(KEEPER)["rows"]}
     rows = [
-        cost(f"{mib / 1024:,.0f} GiB in 300 tensors", found["keeper", mib], found["file", mib], "`load`, the file in memory")
+        cost(
+            f"{mib / 1024:,.0f} GiB in 300 tensors",
+            found["keeper", mib],
+            found["file", mib],
+            "`load`, the file in memory",
+        )
         for what, mib in found
         if what == "file"
     ]
@@ -412,6 +418,7 @@ TABLES: dict[str, Callable[..., str]] = {
         ways,
         ways1,
         weights,
+        keeper,
         training,
         sessions,
         orders,
