@@ -11,8 +11,9 @@ use std::time::Instant;
 const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// Folders with Python in them.
-const PYTHON: [&str; 8] = [
+const PYTHON: [&str; 9] = [
     "benches",
+    "counts",
     "crates/bridge-python",
     "crates/bridge-capi/python",
     "crates/bridge-copy/kernels",
@@ -72,8 +73,9 @@ const HOST: [&str; 14] = [
 const OUTSIDE: [&str; 4] = ["--manifest-path", "examples/adapter/Cargo.toml", "--target-dir", "target"];
 
 /// Packages of Python whose types are checked.
-const TYPED: [&str; 4] = [
+const TYPED: [&str; 5] = [
     "benches",
+    "counts",
     "crates/bridge-python/python/truebridge",
     "crates/bridge-capi/python/truebridge_tf1",
     "conformance/python/truebridge_conformance",

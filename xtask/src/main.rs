@@ -5,6 +5,7 @@ mod audit;
 mod bill;
 mod bundle;
 mod check;
+mod counts;
 mod features;
 mod fuzz;
 mod header;
@@ -77,6 +78,15 @@ enum Task {
         /// The bench's own options: see `cargo xtask bench --help`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
+    },
+    /// Count the instructions of the host paths under valgrind, and compare with fixtures/counts.json.
+    Counts {
+        /// Count the paths in Rust alone, which takes a minute.
+        #[arg(long)]
+        rust: bool,
+        /// Write the counts instead.
+        #[arg(long)]
+        write: bool,
     },
     /// Feed hostile input to the Python package, or to the target that is named: the codec, the C library, the wire.
     #[command(disable_help_flag = true)]
@@ -181,6 +191,7 @@ fn main() -> ExitCode {
         Task::Judge { options } => bundle::judge(&options),
         Task::Scoreboard { options } => bundle::scoreboard(&options),
         Task::Bench { options } => bundle::bench(&options),
+        Task::Counts { rust, write } => counts::count(rust, write).map(|()| ExitCode::SUCCESS),
         Task::Fuzz { options } => fuzz::run(&options),
         Task::NewAdapter(new) => new_adapter(&new).map(|()| ExitCode::SUCCESS),
         Task::TryNewAdapter => tried::check().map(|()| ExitCode::SUCCESS),
