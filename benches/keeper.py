@@ -1,8 +1,8 @@
 """Weights that a keeper keeps: the time until another process has them, beside loading them from a file.
 
-A process makes weights in the keeper's memory, puts them, and is killed. Fresh processes, whose device has been started,
-attach one after the other, each for the first time: *keeper*. Others load the same weights from a file whose pages are
-in memory already: *file*. *put* is the time in which a keeper gets a copy of what is on the device, and *hand over* that
+A process makes weights in the keeper's memory, puts them, and is killed. Fresh processes, whose device is up, attach
+one after the other, each for the first time: *keeper*. Others load the same weights from a file whose pages are in
+memory already: *file*. *put* is the time in which a keeper gets a copy of what is on the device, and *hand over* that
 of memory which is the keeper's already.
 
     python bench.py --keeper --report out --sizes 1024,8192,61440

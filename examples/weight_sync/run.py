@@ -84,22 +84,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, tb.serve(Path(folder) / "names"):
         path, count = Path(folder) / "names", ("--count", options.count)
         start = time.monotonic()
-        framework = ("--framework", options.trainer, "--last", options.updates)
-        engine, trainer = Program("engine", path, *count), Program("trainer", path, *count, *framework)
+        engine = Program("engine", path, *count)
+        trainer = Program("trainer", path, *count, "--framework", options.trainer)
+        between = options.updates // (options.kills + 1) + 1
         try:
-            for kill in range(options.kills):
-                trainer.wait(options.updates * (kill + 1) // (options.kills + 1), ("step", 1))
-                step = trainer.last("step", 1)
+            for _ in range(options.kills):
+                # Both are up, and the engine has served what the trainer has made meanwhile.
+                engine.wait(engine.last("whole", 1) + between, ("whole", 1))
                 if draw.random() < 0.5:
                     engine.kill()
                 else:
-                    trainer.kill("--first", str(step))
-                engine.wait(step, ("whole", 1))
-            engine.wait(options.updates, ("whole", 1))
+                    trainer.kill("--first", str(trainer.last("step", 1)))
+            engine.wait(engine.last("whole", 1) + between, ("whole", 1))
             seen = [line for line in engine.lines if line[0] in ("whole", "torn")]
             torn = sum(line[0] == "torn" for line in seen)
             took = time.monotonic() - start
-            print(f"{options.updates} updates by {options.trainer}, {options.kills} kills, {took:.0f} s")
+            print(f"{trainer.last('step', 1)} updates by {options.trainer}, {options.kills} kills, {took:.0f} s")
             print(f"versions served: {len(seen)}, torn: {torn}")
             for index, what in ((2, "descriptors of the engine"), (3, "MiB free on the GPU")):
                 print(f"{what}: {seen[0][index]} at the first version, {seen[-1][index]} at the last")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -55,25 +56,20 @@ TRAINERS = {"torch": of_torch, "jax": of_jax, "tensorflow": of_tensorflow}
 
 
 def main() -> None:
-    """Train until the last step, or until this process is killed."""
+    """Train until this process is killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names")
     parser.add_argument("--framework", choices=TRAINERS, default="torch")
     parser.add_argument("--shape", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--last", type=int, default=1000)
     options = parser.parse_args()
     step = TRAINERS[options.framework](tuple(options.shape), options.count)
     with tb.connect(options.names) as names:
         publication = names.publish("weights", step(options.first), slots=3)
-        for number in range(options.first + 1, options.last + 1):
+        for number in itertools.count(options.first + 1):
             publication.update(step(number), timeout=60)
             print(f"step {number}", flush=True)
-        publication.wait()
-        print("trained", flush=True)
-        # The versions end with the connection: until the engine has the last one.
-        input()
 
 
 if __name__ == "__main__":

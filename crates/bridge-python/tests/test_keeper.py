@@ -47,7 +47,8 @@ PUT = """
 import sys
 import numpy as np
 import truebridge as tb
-tb.connect(sys.argv[1]).put("weights", {"w": np.arange(6.0).reshape(2, 3), "layers": [np.ones(3, np.float32)], "step": 7})
+layers = [np.ones(3, np.float32)]
+tb.connect(sys.argv[1]).put("weights", {"w": np.arange(6.0).reshape(2, 3), "layers": layers, "step": 7})
 """
 
 

@@ -48,8 +48,8 @@ _SLICE = 0.2
 class Client:
     """A connection to the process that serves names, as ``connect`` returns it.
 
-    Tensors that it has put are removed when it is closed, which the end of a ``with`` block does, unless that process is
-    a keeper.
+    Tensors that it has put are removed when it is closed, which the end of a ``with`` block does. Those that a keeper
+    has stay.
 
     Parameters
     ----------
@@ -231,9 +231,9 @@ class Client:
 
         Notes
         -----
-        After ``put``, other processes see what this one writes to the tensors. The memory of a tensor is used again when
-        the tensor is dropped here, its version is displaced or removed, and no process has it open any more; it is not
-        used again after a keeper was killed that had it.
+        After ``put``, other processes see what this one writes to the tensors. The memory of a tensor is used again
+        when the tensor is dropped here, its version is displaced or removed, and no process has it open any more; it is
+        not used again after a keeper was killed that had it.
 
         Each block of the pool takes a descriptor, and a ``put`` has at most 253. ``empty`` takes one for all tensors.
         """
@@ -243,7 +243,8 @@ class Client:
         """Publish tensors that change, such as the weights of a model in training.
 
         Each version is a copy in memory of its own, which is used again when no process has the version open any more.
-        Any process can ``get`` a version or ``subscribe`` to the newest. With a keeper, the newest outlives this process.
+        Any process can ``get`` a version or ``subscribe`` to the newest. With a keeper, the newest outlives this
+        process.
 
         Parameters
         ----------
