@@ -88,9 +88,10 @@ def main() -> None:
         trainer = Program("trainer", path, *count, "--framework", options.trainer)
         between = options.updates // (options.kills + 1) + 1
         try:
-            for _ in range(options.kills):
+            for kill in range(options.kills):
                 # Both are up, and the engine has served what the trainer has made meanwhile.
                 engine.wait(engine.last("whole", 1) + between, ("whole", 1))
+                print(f"kill {kill + 1}, at version {engine.last('whole', 1)}", flush=True)
                 if draw.random() < 0.5:
                     engine.kill()
                 else:

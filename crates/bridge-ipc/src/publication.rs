@@ -450,7 +450,7 @@ mod tests {
     use super::*;
     use crate::names::Names;
     use crate::settings::Settings;
-    use bridge_core::DeviceKind;
+    use bridge_core::{DType, DeviceKind};
     use std::os::unix::fs::PermissionsExt;
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicUsize, Ordering};

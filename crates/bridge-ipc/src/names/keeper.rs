@@ -14,13 +14,16 @@ use std::sync::Arc;
 /// The number of a task: the connection that waits for its end.
 pub(super) type Task = u64;
 
+/// A task that has ended, with the keeper's own ticket for the same memory.
+pub(super) type Adopted = (Task, Result<Ticket, Why>);
+
 /// Keeps the memory of tickets.
 pub(super) trait Keeping: Send {
     /// Begins to take over the memory of a ticket.
     fn adopt(&mut self, task: Task, ticket: &Ticket);
 
-    /// Returns the tasks that have ended, with the tickets of the keeper for the same memory.
-    fn adopted(&mut self) -> Vec<(Task, Result<Ticket, Why>)>;
+    /// Returns the tasks that have ended.
+    fn adopted(&mut self) -> Vec<Adopted>;
 
     /// Ends the share of a ticket of the keeper. Processes that have it open keep it.
     fn end(&mut self, ticket: &Ticket);
@@ -32,7 +35,7 @@ pub(super) trait Keeping: Send {
 /// Keeps memory by its descriptors. It opens none of it, and so needs no driver.
 pub(super) struct Keeper {
     exporter: Arc<Exporter>,
-    adopted: Arc<Mutex<Vec<(Task, Result<Ticket, Why>)>>>,
+    adopted: Arc<Mutex<Vec<Adopted>>>,
     bell: Arc<Bell>,
     most: usize,
 }
@@ -60,7 +63,7 @@ impl Keeping for Keeper {
         }
     }
 
-    fn adopted(&mut self) -> Vec<(Task, Result<Ticket, Why>)> {
+    fn adopted(&mut self) -> Vec<Adopted> {
         std::mem::take(&mut locked(&self.adopted))
     }
 

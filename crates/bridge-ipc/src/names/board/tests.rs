@@ -1,0 +1,365 @@
+//! Random histories of the board, also of one that keeps.
+
+use super::super::keeper::{Adopted, Task};
+use super::*;
+use crate::line::Reply;
+use crate::sync::{Mutex, locked};
+use crate::wire::{Frames, HEADER};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+fn ticket(number: u64) -> Ticket {
+    let text = format!(
+        r#"{{"truebridge":3,"socket":"/s","share":{number},"token":"{}","expires":9,"about":"{number}"}}"#,
+        "0".repeat(32)
+    );
+    text.parse().unwrap()
+}
+
+fn read(letter: &Letter) -> Answer {
+    let mut frames = Frames::new(MAX_ANSWER);
+    frames.add(&letter.bytes);
+    frames.next().unwrap().unwrap().1
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Join,
+    Leave { peer: usize },
+    Put { peer: usize, name: usize, keep: u64 },
+    Get { peer: usize, name: usize },
+    Wait { peer: usize, name: usize, newer: bool },
+    Remove { peer: usize, name: usize },
+    List { peer: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (peer, name) = (0usize..4, 0usize..3);
+    prop_oneof![
+        2 => Just(Step::Join),
+        1 => peer.clone().prop_map(|peer| Step::Leave { peer }),
+        4 => (peer.clone(), name.clone(), 0u64..4).prop_map(|(peer, name, keep)| Step::Put { peer, name, keep }),
+        3 => (peer.clone(), name.clone()).prop_map(|(peer, name)| Step::Get { peer, name }),
+        3 => (peer.clone(), name.clone(), any::<bool>())
+            .prop_map(|(peer, name, newer)| Step::Wait { peer, name, newer }),
+        1 => (peer.clone(), name).prop_map(|(peer, name)| Step::Remove { peer, name }),
+        1 => peer.prop_map(|peer| Step::List { peer }),
+    ]
+}
+
+proptest! {
+    /// A name stands for the last ticket that a living process has put. A process that waits is notified once, and
+    /// only of a newer version. What a process has put is removed when it ends.
+    #[test]
+    fn names_stand_for_what_was_put_last(steps in prop::collection::vec(step(), 1..80)) {
+        let mut board = Board::new(Limits::default(), None);
+        let (mut peers, mut waiting): (Vec<Peer>, BTreeMap<Peer, (usize, u64)>) = Default::default();
+        // By name: version, who, and the number of the ticket.
+        let mut known: Vec<Vec<(u64, Peer, u64)>> = vec![Vec::new(); 3];
+        let mut count = 0;
+        for step in steps {
+            let mut out = Vec::new();
+            let peer = match &step {
+                Step::Join => {
+                    peers.push(board.join(None));
+                    continue;
+                }
+                Step::Leave { peer } | Step::Put { peer, .. } | Step::Get { peer, .. } | Step::Wait { peer, .. }
+                | Step::Remove { peer, .. } | Step::List { peer } => {
+                    if peers.is_empty() { continue } else { peers[peer % peers.len()] }
+                }
+            };
+            if let Step::Leave { .. } = step {
+                peers.retain(|known| *known != peer);
+                waiting.remove(&peer);
+                known.iter_mut().for_each(|puts| puts.retain(|(_, by, _)| *by != peer));
+                board.leave(peer, &mut out);
+                prop_assert!(out.is_empty());
+                continue;
+            }
+            let text = |name: &usize| format!("name {name}");
+            let (newest, ask) = match &step {
+                Step::Put { name, keep, .. } => {
+                    count += 1;
+                    (None, Request::Put { name: text(name), ticket: ticket(count), keep: *keep, version: None })
+                }
+                Step::Get { name, .. } => (known[*name].last(), Request::Get { name: text(name), version: None }),
+                Step::Wait { name, newer, .. } => {
+                    let last = known[*name].last();
+                    let after = if *newer { last.map_or(0, |last| last.0) } else { 0 };
+                    (last.filter(|last| last.0 > after), Request::Wait { name: text(name), after })
+                }
+                Step::Remove { name, .. } => (known[*name].last(), Request::Remove { name: text(name) }),
+                _ => (None, Request::List),
+            };
+            let newest = newest.map(|(version, _, number)| (*version, ticket(*number)));
+            let answered = board.answer(peer, 7, ask, &mut out);
+            if waiting.contains_key(&peer) {
+                prop_assert_eq!(answered, Err(Why::Protocol), "one question at a time");
+                continue;
+            }
+            prop_assert_eq!(answered, Ok(()));
+            let (notices, answers): (Vec<_>, Vec<_>) = out.into_iter().partition(|letter| read(letter).is_notice());
+            let displaced: Vec<_> = notices.iter().map(|letter| (letter.to, read(letter))).collect();
+            let mut out = answers;
+            let own = out.iter().position(|letter| letter.to == peer).map(|at| read(&out.remove(at)));
+            let ended = |puts: &[(u64, Peer, u64)]| -> Vec<_> {
+                puts.iter().map(|(_, by, number)| (*by, Answer::Displaced { ticket: ticket(*number) })).collect()
+            };
+            let found = newest.clone().map(|(version, ticket)| Answer::Found { version, ticket, kept: false });
+            match step {
+                Step::Put { name, keep, .. } => {
+                    let Some(Answer::Stored { version, .. }) = own else { panic!("{own:?}") };
+                    known[name].push((version, peer, count));
+                    let old = known[name].len().saturating_sub(keep.max(1) as usize);
+                    let old: Vec<_> = known[name].drain(..old).collect();
+                    prop_assert_eq!(displaced, ended(&old), "each owner is told what it need not share any more");
+                    let told: BTreeSet<Peer> = out.iter().map(|letter| letter.to).collect();
+                    let due = waiting.iter().filter(|(_, (waits, after))| *waits == name && version > *after);
+                    prop_assert_eq!(&told, &due.map(|(peer, _)| *peer).collect::<BTreeSet<_>>());
+                    prop_assert_eq!(told.len(), out.len());
+                    for letter in &out {
+                        prop_assert_eq!(read(letter), Answer::Found { version, ticket: ticket(count), kept: false });
+                        waiting.remove(&letter.to);
+                    }
+                    continue;
+                }
+                Step::Get { .. } => prop_assert_eq!(own, found.or(Some(Answer::Missing))),
+                Step::Wait { name, newer, .. } => {
+                    if own.is_none() {
+                        let after = if newer { known[name].last().map_or(0, |last| last.0) } else { 0 };
+                        waiting.insert(peer, (name, after));
+                    }
+                    prop_assert_eq!(own, found);
+                }
+                Step::Remove { name, .. } => {
+                    prop_assert_eq!(displaced, ended(&known[name]));
+                    known[name].clear();
+                    let expected = if newest.is_some() { Answer::Removed } else { Answer::Missing };
+                    prop_assert_eq!(own, Some(expected));
+                }
+                _ => {
+                    let listed = known.iter().enumerate().filter_map(|(name, puts)| {
+                        let (version, _, number) = puts.last()?;
+                        Some(Listed { name: text(&name), version: *version, about: number.to_string() })
+                    });
+                    prop_assert_eq!(own, Some(Answer::Listed { names: listed.collect() }));
+                }
+            }
+            prop_assert!(out.is_empty());
+        }
+    }
+}
+
+fn asked(board: &mut Board, peer: Peer, request: Request) -> Answer {
+    let mut out = Vec::new();
+    board.answer(peer, 1, request, &mut out).unwrap();
+    out.iter().filter(|letter| letter.to == peer).map(read).find(|answer| !answer.is_notice()).unwrap()
+}
+
+#[test]
+fn a_name_is_short_and_plain() {
+    let mut board = Board::new(Limits::default(), None);
+    let peer = board.join(None);
+    asked(&mut board, peer, Request::Put { name: "good".into(), ticket: ticket(1), keep: 1, version: None });
+    for name in ["", "a\nb", &"n".repeat(129)] {
+        for request in [
+            Request::Get { name: name.into(), version: None },
+            Request::Put { name: name.into(), ticket: ticket(1), keep: 1, version: None },
+            Request::Wait { name: name.into(), after: 0 },
+            Request::Remove { name: name.into() },
+        ] {
+            assert_eq!(asked(&mut board, peer, request), Answer::Refused { why: Why::Protocol }, "{name}");
+        }
+    }
+    assert!(matches!(asked(&mut board, peer, Request::List), Answer::Listed { names } if names.len() == 1));
+}
+
+/// The names that take most room in a list, until no more are accepted.
+#[test]
+fn a_list_of_all_names_is_always_an_answer() {
+    let mut board = Board::new(Limits { shares: usize::MAX, ..Limits::default() }, None);
+    let peer = board.join(None);
+    let mut count = 0;
+    let refused = loop {
+        let name = format!("{count:06}{}", "\"".repeat(122));
+        match asked(&mut board, peer, Request::Put { name, ticket: ticket(count), keep: 1, version: None }) {
+            Answer::Stored { .. } => count += 1,
+            answer => break answer,
+        }
+    };
+    assert_eq!(refused, Answer::Refused { why: Why::Busy });
+    assert!(count > 10_000, "{count}");
+    let again =
+        Request::Put { name: format!("{:06}{}", 0, "\"".repeat(122)), ticket: ticket(0), keep: 1, version: None };
+    assert!(matches!(asked(&mut board, peer, again), Answer::Stored { .. }), "one takes the place of another");
+    let mut out = Vec::new();
+    board.answer(peer, 2, Request::List, &mut out).unwrap();
+    assert!(out[0].bytes.len() <= HEADER + MAX_ANSWER);
+    board.leave(peer, &mut out);
+    assert_eq!(board.total, (0, 0));
+}
+
+/// Keeps without memory: adoption ends when the test says so.
+#[derive(Debug, Default, Clone)]
+struct Fake(Arc<Mutex<Inside>>);
+
+#[derive(Debug, Default)]
+struct Inside {
+    tasks: Vec<(Task, Ticket)>,
+    done: Vec<Adopted>,
+    kept: Vec<u64>,
+    count: u64,
+}
+
+/// The first ticket of the keeper's own.
+const OWN: u64 = 1_000_000;
+
+impl Fake {
+    /// Ends an adoption, for which the keeper has a ticket of its own.
+    fn finish(&self, index: usize, works: bool) {
+        let mut inside = locked(&self.0);
+        if inside.tasks.is_empty() {
+            return;
+        }
+        let index = index % inside.tasks.len();
+        let (task, _) = inside.tasks.remove(index);
+        let own = OWN + inside.count;
+        inside.count += 1;
+        inside.kept.extend(works.then_some(own));
+        inside.done.push((task, if works { Ok(ticket(own)) } else { Err(Why::Full) }));
+    }
+}
+
+impl Keeping for Fake {
+    fn adopt(&mut self, task: Task, ticket: &Ticket) {
+        locked(&self.0).tasks.push((task, ticket.clone()));
+    }
+
+    fn adopted(&mut self) -> Vec<Adopted> {
+        std::mem::take(&mut locked(&self.0).done)
+    }
+
+    fn end(&mut self, ticket: &Ticket) {
+        let mut inside = locked(&self.0);
+        let at = inside.kept.iter().position(|own| *own == ticket.share().0).expect("a share ends once");
+        inside.kept.remove(at);
+    }
+
+    fn held(&self) -> (usize, usize) {
+        (locked(&self.0).kept.len(), 7)
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Kept {
+    Join,
+    Leave { peer: usize },
+    Put { peer: usize, name: usize, keep: u64, again: bool },
+    Finish { task: usize, works: bool },
+    Get { peer: usize, name: usize },
+    Remove { peer: usize, name: usize },
+}
+
+fn kept() -> impl Strategy<Value = Kept> {
+    let (peer, name) = (0usize..4, 0usize..3);
+    prop_oneof![
+        2 => Just(Kept::Join),
+        1 => peer.clone().prop_map(|peer| Kept::Leave { peer }),
+        4 => (peer.clone(), name.clone(), 1u64..4, any::<bool>())
+            .prop_map(|(peer, name, keep, again)| Kept::Put { peer, name, keep, again }),
+        4 => (0usize..4, prop::bool::weighted(0.8)).prop_map(|(task, works)| Kept::Finish { task, works }),
+        3 => (peer.clone(), name.clone()).prop_map(|(peer, name)| Kept::Get { peer, name }),
+        1 => (peer, name).prop_map(|(peer, name)| Kept::Remove { peer, name }),
+    ]
+}
+
+proptest! {
+    /// A keeper's shares are those that names stand for, whatever ends when. Each question gets one answer, in the
+    /// order of the questions of its connection. What is put stays when its connection ends. Each process that has
+    /// put a ticket is told once when no name stands for it.
+    #[test]
+    fn a_keeper_keeps_what_names_stand_for(steps in prop::collection::vec(kept(), 1..120)) {
+        let fake = Fake::default();
+        let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
+        let (mut peers, mut asked): (Vec<Peer>, BTreeMap<Peer, Vec<(u64, u64)>>) = Default::default();
+        let (mut count, mut stored, mut told) = (0, BTreeSet::new(), BTreeSet::new());
+        let mut versions = BTreeSet::new();
+        for step in steps {
+            let mut out = Vec::new();
+            let request = match &step {
+                Kept::Join => {
+                    peers.push(board.join(None));
+                    continue;
+                }
+                Kept::Finish { task, works } => {
+                    fake.finish(*task, *works);
+                    None
+                }
+                _ if peers.is_empty() => continue,
+                Kept::Leave { peer } => {
+                    let peer = peers.remove(peer % peers.len());
+                    board.leave(peer, &mut out);
+                    asked.remove(&peer);
+                    None
+                }
+                Kept::Put { peer, name, keep, again } => {
+                    count += 1;
+                    let old = versions.iter().nth(count as usize % versions.len().max(1)).copied();
+                    let version = old.filter(|_| *again);
+                    let (name, keep) = (format!("name {name}"), *keep);
+                    Some((*peer, Request::Put { name, ticket: ticket(count), keep, version }))
+                }
+                Kept::Get { peer, name } => {
+                    Some((*peer, Request::Get { name: format!("name {name}"), version: None }))
+                }
+                Kept::Remove { peer, name } => Some((*peer, Request::Remove { name: format!("name {name}") })),
+            };
+            if let Some((peer, request)) = request {
+                let peer = peers[peer % peers.len()];
+                let waiting = asked.entry(peer).or_default();
+                let number = 1000 * count + waiting.len() as u64 + 1;
+                waiting.push((number, count));
+                prop_assert_eq!(board.answer(peer, number, request, &mut out), Ok(()));
+            }
+            board.turn(&mut out);
+            for letter in out {
+                let mut frames = Frames::new(MAX_ANSWER);
+                frames.add(&letter.bytes);
+                let (number, answer): (u64, Answer) = frames.next().unwrap().unwrap();
+                if let Answer::Displaced { ticket } = answer {
+                    prop_assert!(told.insert((letter.to, ticket.share().0)), "told twice");
+                    continue;
+                }
+                let Some(waiting) = asked.get_mut(&letter.to) else { continue };
+                let (asked, put) = waiting.remove(0);
+                prop_assert_eq!(asked, number, "in the order of the questions");
+                if let Answer::Stored { version, kept } = answer {
+                    prop_assert!(kept);
+                    versions.insert(version);
+                    stored.insert((letter.to, put));
+                }
+                if let Answer::Found { ticket, kept, .. } = answer {
+                    prop_assert!(kept && ticket.share().0 >= OWN, "a ticket of the keeper");
+                }
+            }
+            let standing: BTreeSet<u64> =
+                board.names.values().flat_map(BTreeMap::values).map(|standing| standing.ticket.share().0).collect();
+            let by: BTreeSet<(Peer, u64)> = board
+                .names
+                .values()
+                .flat_map(BTreeMap::values)
+                .flat_map(|standing| standing.by.iter().map(|(peer, ticket)| (*peer, ticket.share().0)))
+                .collect();
+            stored.retain(|(peer, _)| peers.contains(peer));
+            for put in &stored {
+                prop_assert!(by.contains(put) != told.contains(put), "it stands, or its process was told: {put:?}");
+            }
+            let inside = locked(&fake.0);
+            prop_assert_eq!(&standing, &inside.kept.iter().copied().collect::<BTreeSet<_>>());
+            prop_assert_eq!((standing.len(), board.total.0), (inside.kept.len(), inside.kept.len()));
+            let waits = board.adopting.values().map(|adopting| 1 + adopting.after.len()).sum::<usize>();
+            prop_assert_eq!(waits, asked.values().map(Vec::len).sum::<usize>(), "no question is lost");
+        }
+    }
+}
