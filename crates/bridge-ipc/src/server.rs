@@ -499,7 +499,7 @@ mod tests {
         let notice = || Letter { to: peer, bytes: vec![0; 1 << 20], files: Vec::new() };
         server.deliver(&mut vec![notice(), notice()]);
         assert!(server.served[&peer].unread() > 0);
-        other.write_all(&frame(UNASKED, &Request::Return { lease: 1, points: Vec::new() })).unwrap();
+        other.write_all(&frame(UNASKED, &Request::Return { lease: 1, lost: false, points: Vec::new() })).unwrap();
         server.serve(peer);
         assert_eq!(server.service.asked, 1);
     }

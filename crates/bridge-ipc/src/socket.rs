@@ -214,9 +214,13 @@ fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// Returns whether a path is a socket at which no process listens.
+/// Returns whether a path is a socket at which no process listens. A fork of the process that did may still have it.
 pub(crate) fn is_abandoned(path: &Path) -> bool {
-    is_socket(path) && connect(path).is_err_and(|errno| errno == Errno::CONNREFUSED)
+    is_socket(path)
+        && match connect(path) {
+            Ok(socket) => other_end(&socket).is_ok_and(|other| other.has_ended),
+            Err(errno) => errno == Errno::CONNREFUSED,
+        }
 }
 
 /// Returns a socket that never blocks, connected to this path. [`Errno::AGAIN`] if as many callers wait for the other

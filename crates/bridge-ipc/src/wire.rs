@@ -41,9 +41,12 @@ pub(crate) enum Request {
         #[serde(default, skip_serializing_if = "is_not")]
         keeps: bool,
     },
-    /// Returns a lease, after these points. There is no answer.
+    /// Returns a lease, after these points. There is no answer. A keeper that ends returns those that are `lost`: other
+    /// processes may still use the memory.
     Return {
         lease: u64,
+        #[serde(default, skip_serializing_if = "is_not")]
+        lost: bool,
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         points: Vec<Point>,
     },
@@ -331,7 +334,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn returned(lease: u64) -> Request {
-        Request::Return { lease, points: Vec::new() }
+        Request::Return { lease, lost: false, points: Vec::new() }
     }
 
     fn token() -> Token {
@@ -365,8 +368,9 @@ mod tests {
             Request::Open { share: 7, token: token(), keeps: false },
             Request::Open { share: 7, token: token(), keeps: true },
             returned(1),
-            Request::Return { lease: 1, points: points(3) },
-            Request::Return { lease: 1, points: event.clone() },
+            Request::Return { lease: 1, lost: false, points: points(3) },
+            Request::Return { lease: 1, lost: false, points: event.clone() },
+            Request::Return { lease: 1, lost: true, points: Vec::new() },
         ];
         let segments = vec![
             Segment::Handle {

@@ -6,6 +6,7 @@ use bridge_core::{Error, ErrorKind, Result};
 use bridge_ipc::{Exporter, LISTED, Limits, Settings, process};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The process that serves names at a path.
@@ -59,7 +60,9 @@ impl Client {
     #[new]
     fn new(path: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = path.py();
-        let client = self::path(path).and_then(|path| py.detach(|| bridge_ipc::Client::connect(&path)));
+        // Whether it is a keeper, which may be started again, is asked while it is there.
+        let connect = |path: PathBuf| bridge_ipc::Client::connect(&path).and_then(|to| to.keeps().map(|_| to));
+        let client = self::path(path).and_then(|path| py.detach(|| connect(path)));
         Ok(Self(Mutex::new(Some(Arc::new(client.map_err(|error| into_python(py, error))?)))))
     }
 

@@ -79,12 +79,12 @@ impl Service for Clerk {
                 };
                 out.push(Letter { files, ..Letter::answer(peer, number, &answer) });
             }
-            Request::Return { lease, points } => {
+            Request::Return { lease, lost, points } => {
                 // Without the wait the memory could be reused too early: the lease is kept until that process ends.
                 let orders = self.orders.get_mut(&peer).ok_or(Why::Protocol)?;
                 orders.wait_for(&points, None).map_err(|_| Why::Protocol)?;
                 let free = self.desk.book().give_back(peer, lease)?;
-                if let Some(outside) = self.keepers.remove(&(peer, lease)) {
+                if let Some(outside) = self.keepers.remove(&(peer, lease)).filter(|_| !lost) {
                     outside.fetch_sub(1, Relaxed);
                 }
                 drop(free);

@@ -107,7 +107,7 @@ impl Share {
         let give_back = move |answer: &Answer, is_taken| {
             // The memory was not touched: there is nothing to wait for.
             if let (Answer::Opened { lease, .. }, false, Some(line)) = (answer, is_taken, line.upgrade()) {
-                line.say(&Request::Return { lease: *lease, points: Vec::new() });
+                line.say(&Request::Return { lease: *lease, lost: false, points: Vec::new() });
             }
         };
         match connection.line.ask(&request, now() + PATIENCE, |notice| connection.note(notice), give_back)? {
@@ -136,8 +136,9 @@ impl Share {
         locked(&self.connection.orders).wait_for(points, page)
     }
 
-    /// Returns a lease after the work that is now in the streams for these devices, without waiting.
-    pub(super) fn give_back(&self, lease: u64, devices: &[Device]) {
+    /// Returns a lease after the work that is now in the streams for these devices, without waiting. If it is `lost`, other
+    /// processes may still use the memory.
+    pub(super) fn give_back(&self, lease: u64, devices: &[Device], lost: bool) {
         // In a forked process the lock may be held for ever, and nothing is said.
         if self.connection.line.is_elsewhere() {
             return;
@@ -145,7 +146,7 @@ impl Share {
         let mut orders = locked(&self.connection.orders);
         // A driver that fails has lost the work of this process anyway.
         let points = devices.iter().filter_map(|device| orders.point(*device).ok()).collect();
-        self.connection.line.say(&Request::Return { lease, points });
+        self.connection.line.say(&Request::Return { lease, lost, points });
     }
 }
 

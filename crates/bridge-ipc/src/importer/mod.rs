@@ -16,6 +16,7 @@ use rustix::fd::OwnedFd;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::vec;
 
@@ -24,11 +25,13 @@ pub(crate) struct Lease {
     share: Share,
     number: u64,
     devices: Vec<Device>,
+    /// Whether the keeper that has it ends: other processes may still use the memory.
+    is_lost: Arc<AtomicBool>,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.share.give_back(self.number, &self.devices);
+        self.share.give_back(self.number, &self.devices, self.is_lost.load(Relaxed));
     }
 }
 
@@ -221,7 +224,7 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     if ticket.remaining().is_none() {
         return Err(expired());
     }
-    let (lease, content, files) = leased(ticket, false).map_err(|error| match (error.kind(), ticket.remaining()) {
+    let (lease, content, files) = leased(ticket, None).map_err(|error| match (error.kind(), ticket.remaining()) {
         // A ticket has whole seconds, and its share ends within the last one.
         (ErrorKind::Gone, None | Some(0 | 1)) => expired().caused_by(error),
         _ => error,
@@ -250,23 +253,24 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     Ok(Opened { tensors, tree })
 }
 
-/// Asks the process of a ticket for a lease, as a keeper if this process `keeps`. Returns it with the content and its
-/// descriptors.
-fn leased(ticket: &Ticket, keeps: bool) -> Result<(Lease, Content, Vec<OwnedFd>)> {
+/// Asks the process of a ticket for a lease; as a keeper, with what says that the keeper ends. Returns it with the
+/// content and its descriptors.
+fn leased(ticket: &Ticket, keeper: Option<&Arc<AtomicBool>>) -> Result<(Lease, Content, Vec<OwnedFd>)> {
     let (number, token) = ticket.share();
     let share = Share::new(Connection::to(ticket.socket())?, number);
-    let (number, content, files) = share.open(token, keeps)?;
-    Ok((Lease { share, number, devices: Vec::new() }, content, files))
+    let (number, content, files) = share.open(token, keeper.is_some())?;
+    let is_lost = keeper.map_or_else(Arc::default, Arc::clone);
+    Ok((Lease { share, number, devices: Vec::new(), is_lost }, content, files))
 }
 
 /// Takes over the memory of a ticket for other processes, without opening it. Returns the content and its descriptors,
-/// and the lease, which lasts until it is dropped.
+/// and the lease, which lasts until it is dropped. `ends` says whether the keeper ends then.
 ///
 /// # Errors
 ///
 /// Those of [`open`], and [`ErrorKind::Argument`] for memory that ends with its process.
-pub(crate) fn adopt(ticket: &Ticket) -> Result<(Content, Vec<Arc<OwnedFd>>, Lease)> {
-    let (lease, content, files) = leased(ticket, true)?;
+pub(crate) fn adopt(ticket: &Ticket, ends: &Arc<AtomicBool>) -> Result<(Content, Vec<Arc<OwnedFd>>, Lease)> {
+    let (lease, content, files) = leased(ticket, Some(ends))?;
     if !content.segments.iter().all(Segment::outlives) {
         return Err(refused(Why::Unkept));
     }

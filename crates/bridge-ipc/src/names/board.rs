@@ -7,7 +7,7 @@ use crate::settings::Limits;
 use crate::ticket::Ticket;
 use crate::wire::{MAX_ANSWER, UNASKED, Why, frame};
 use rustix::fd::OwnedFd;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -35,6 +35,8 @@ struct Standing {
     /// The connections that have put it, or the same version, and their tickets.
     by: Vec<(Peer, Ticket)>,
     bytes: usize,
+    /// How many versions stay when it is put.
+    keep: u64,
 }
 
 /// A `put` that waits until the keeper has taken its memory over, and the questions after it.
@@ -55,11 +57,19 @@ pub(super) struct Board {
     /// The connections that wait for a version of a name, after which one, and the numbers of their questions.
     waiting: BTreeMap<Peer, (String, u64, u64)>,
     adopting: BTreeMap<Peer, Adopting>,
+    /// The names that were removed, and the newest version that there may have been.
+    removed: BTreeMap<String, u64>,
     /// The connections, and how many tickets each has put.
     peers: BTreeMap<Peer, usize>,
     /// Counts connections and versions: no number is used twice, not even after a name was removed.
     last: u64,
 }
+
+/// The most names that were removed and are remembered.
+const MOST_REMOVED: usize = 1 << 16;
+
+/// No version is as large: the number of the next one must not overflow.
+const NO_VERSION: u64 = 1 << 62;
 
 /// Returns the microseconds since 1970. Versions of a keeper count up from there, so that its successor, which begins
 /// later, never uses one of them again.
@@ -72,7 +82,7 @@ impl Board {
     pub(super) fn new(limits: Limits, keeper: Option<Box<dyn Keeping>>) -> Self {
         let last = if keeper.is_some() { microseconds() } else { 0 };
         let (names, waiting, adopting, peers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { limits, keeper, names, total: (0, 0), waiting, adopting, peers, last }
+        Self { limits, keeper, names, total: (0, 0), waiting, adopting, removed: BTreeMap::new(), peers, last }
     }
 
     /// Returns the newest version of a name after `after`, or this one.
@@ -91,7 +101,7 @@ impl Board {
     /// Puts a ticket; into a keeper, once that has taken its memory over. Returns the answer, if there is one now.
     fn begin(&mut self, by: Peer, number: u64, put: Put, out: &mut Vec<Letter>) -> Option<Answer> {
         match (&mut self.keeper, put.version) {
-            (Some(_), Some(version)) if version > microseconds() => Some(Answer::Refused { why: Why::Protocol }),
+            (Some(_), Some(NO_VERSION..)) => Some(Answer::Refused { why: Why::Protocol }),
             (None, Some(_)) => Some(Answer::Refused { why: Why::Protocol }),
             (Some(keeper), _) => {
                 keeper.adopt(by, &put.ticket);
@@ -112,8 +122,16 @@ impl Board {
         let same = version.and_then(|version| self.names.get_mut(&name)?.get_mut(&version).map(|same| (version, same)));
         if let Some((version, same)) = same {
             same.by.push((by, own));
+            same.keep = same.keep.min(keep);
             *self.peers.entry(by).or_default() += 1;
             self.end(&ticket);
+            return Answer::Stored { version, kept: true };
+        }
+        // It was removed from this keeper before its process handed it over.
+        let floor = self.removed.get(&name).copied();
+        if let Some(version) = version.filter(|version| floor.is_some_and(|floor| *version <= floor)) {
+            self.end(&ticket);
+            out.push(Letter::notice(by, &Answer::Displaced { ticket: own }));
             return Answer::Stored { version, kept: true };
         }
         // In JSON a letter of a name takes up to two bytes.
@@ -132,9 +150,17 @@ impl Board {
         self.total = (self.total.0 + 1, self.total.1 + bytes);
         *self.peers.entry(by).or_default() += 1;
         let versions = self.names.entry(name).or_default();
-        versions.insert(version, Standing { ticket, by: vec![(by, own)], bytes });
-        let old: Vec<_> = (0..old).filter_map(|_| versions.pop_first()).collect();
-        old.into_iter().for_each(|(_, standing)| self.displaced(standing, out));
+        versions.insert(version, Standing { ticket, by: vec![(by, own)], bytes, keep });
+        // As if all had been put one after the other: what is handed over may come in any order.
+        let (mut stay, mut old) = (VecDeque::new(), Vec::new());
+        for (number, standing) in &*versions {
+            stay.push_back(*number);
+            while stay.len() as u64 > standing.keep.max(1) {
+                old.extend(stay.pop_front());
+            }
+        }
+        let old: Vec<_> = old.into_iter().filter_map(|number| versions.remove(&number)).collect();
+        old.into_iter().for_each(|standing| self.displaced(standing, out));
         Answer::Stored { version, kept: self.keeper.is_some() }
     }
 
@@ -146,6 +172,13 @@ impl Board {
     /// Forgets a name.
     fn remove(&mut self, name: &str, out: &mut Vec<Letter>) -> Answer {
         let Some(versions) = self.names.remove(name) else { return Answer::Missing };
+        if self.keeper.is_some() {
+            self.removed.insert(name.into(), self.last);
+            if self.removed.len() > MOST_REMOVED {
+                let oldest = self.removed.iter().min_by_key(|(_, version)| **version).map(|(name, _)| name.clone());
+                self.removed.retain(|name, _| Some(name) != oldest.as_ref());
+            }
+        }
         versions.into_values().for_each(|standing| self.displaced(standing, out));
         Answer::Removed
     }

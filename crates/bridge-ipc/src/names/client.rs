@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Time between two attempts to reach the successor of a keeper, at first and at last.
-const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(100)];
 
 /// How much that was found at a keeper is remembered before what is not open is forgotten.
 const MOST_FOUND: usize = 64;
@@ -108,10 +108,16 @@ impl End {
     fn hand_over(&self, line: &Line<Answer>) -> Result<()> {
         let put = |name, version, keep, ticket| {
             let request = Request::Put { name, ticket, keep, version: Some(version) };
-            match line.ask(&request, now() + PATIENCE, |notice| self.hear(notice), |_, _| ()) {
-                Err(error) if error.kind() == ErrorKind::Gone => Err(error),
-                _ => Ok(()),
-            }
+            let answered = Arc::new(AtomicBool::new(false));
+            let hears = Arc::clone(&answered);
+            let asked = line.ask(
+                &request,
+                now() + PATIENCE,
+                |notice| self.hear(notice),
+                move |_, _| hears.store(true, Relaxed),
+            );
+            // It refuses what it has no room for. Without an answer, all of it is handed over again later.
+            if answered.load(Relaxed) { Ok(()) } else { asked.map(drop) }
         };
         for Placed { name, version, keep, ticket } in self.shares.placed() {
             put(name, version, keep, ticket)?;
@@ -364,7 +370,10 @@ impl Client {
     pub fn watch(&self, name: &str, after: u64) -> Result<Watch> {
         let (name, keeps) = (checked(name)?, self.keeps()?);
         let mut watch = Watch { path: self.end.path.clone(), name, after, keeps, line: Mutex::new(None) };
-        watch.line = Mutex::new(Some(watch.start()?));
+        match watch.start() {
+            Err(error) if keeps && error.kind() == ErrorKind::Gone => (),
+            started => watch.line = Mutex::new(Some(started?)),
+        }
         Ok(watch)
     }
 }

@@ -7,9 +7,14 @@ use crate::server::Bell;
 use crate::settings::Settings;
 use crate::sync::{Mutex, locked, thread};
 use crate::ticket::Ticket;
-use crate::wire::{Content, Why};
+use crate::wire::{Content, Segment, Why};
 use bridge_core::{Error, ErrorKind};
+use rustix::fd::OwnedFd;
+use rustix::fs::fstat;
+use rustix::process::{Resource, getrlimit};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The number of a task: the connection that waits for its end.
 pub(super) type Task = u64;
@@ -35,15 +40,30 @@ pub(super) trait Keeping: Send {
 /// Keeps memory by its descriptors. It opens none of it, and so needs no driver.
 pub(super) struct Keeper {
     exporter: Arc<Exporter>,
+    ledger: Arc<Mutex<Ledger>>,
     adopted: Arc<Mutex<Vec<Adopted>>>,
+    /// Whether it ends, and its leases with it.
+    ends: Arc<AtomicBool>,
     bell: Arc<Bell>,
-    most: usize,
 }
 
 impl Keeper {
     pub(super) fn new(settings: Settings, bell: Arc<Bell>) -> bridge_core::Result<Self> {
-        let most = settings.limits.bytes;
-        Ok(Self { exporter: Arc::new(Exporter::new(settings)?), adopted: Arc::default(), bell, most })
+        // A connection takes a socket, and a descriptor of its process.
+        let spare = 64 + 2 * settings.limits.connections as u64;
+        let files =
+            getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| (most - spare.min(most / 2)) as usize);
+        let most = (settings.limits.bytes, files);
+        let ledger = Arc::new(Mutex::new(Ledger { kept: BTreeMap::new(), total: (0, 0), most }));
+        let exporter = Arc::new(Exporter::new(settings)?);
+        Ok(Self { exporter, ledger, adopted: Arc::default(), ends: Arc::default(), bell })
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // The leases are dropped after this.
+        self.ends.store(true, Relaxed);
     }
 }
 
@@ -51,9 +71,9 @@ impl Keeping for Keeper {
     /// On a thread of its own: the process that shares may be slow to answer.
     fn adopt(&mut self, task: Task, ticket: &Ticket) {
         let (exporter, adopted, bell) = (Arc::clone(&self.exporter), Arc::clone(&self.adopted), Arc::clone(&self.bell));
-        let ticket = ticket.clone();
+        let (ledger, ends, ticket) = (Arc::clone(&self.ledger), Arc::clone(&self.ends), ticket.clone());
         let adopting = move || {
-            let kept = adopted_by(&exporter, &ticket);
+            let kept = adopted_by(&exporter, &ledger, &ends, &ticket);
             locked(&adopted).push((task, kept));
             bell.ring();
         };
@@ -73,16 +93,23 @@ impl Keeping for Keeper {
     }
 
     fn held(&self) -> (usize, usize) {
-        (self.exporter.held().bytes, self.most)
+        let ledger = locked(&self.ledger);
+        (ledger.total.0, ledger.most.0)
     }
 }
 
 /// Takes over the memory of a ticket. Returns a ticket of the keeper for it.
-fn adopted_by(exporter: &Exporter, ticket: &Ticket) -> Result<Ticket, Why> {
-    let (content, files, lease) = importer::adopt(ticket).map_err(|error| why(&error))?;
-    let nbytes = content.segments.iter().try_fold(0usize, |sum, segment| sum.checked_add(segment.nbytes()?));
-    let kept = Kept::finished(Content { kept: true, ..content }, files, vec![Box::new(lease)]);
-    exporter.share(kept, nbytes.ok_or(Why::Protocol)?, ticket.about(), LISTED).map_err(|_| Why::Full)
+fn adopted_by(
+    exporter: &Exporter,
+    ledger: &Arc<Mutex<Ledger>>,
+    ends: &Arc<AtomicBool>,
+    ticket: &Ticket,
+) -> Result<Ticket, Why> {
+    let (content, files, lease) = importer::adopt(ticket, ends).map_err(|error| why(&error))?;
+    let entry = Entry::of(ledger, &content, &files)?;
+    // The entry is dropped after the descriptors: the lease and what it counts end together.
+    let kept = Kept::finished(Content { kept: true, ..content }, files, vec![Box::new(lease), Box::new(entry)]);
+    exporter.share(kept, 0, ticket.about(), LISTED).map_err(|_| Why::Full)
 }
 
 /// Returns what the process that has put a ticket is told.
@@ -95,5 +122,88 @@ fn why(error: &Error) -> Why {
         ErrorKind::Busy => Why::Busy,
         ErrorKind::OutOfMemory => Why::Full,
         _ => Why::Protocol,
+    }
+}
+
+/// What names a piece of memory: of the host by its file, of a device by its process and number.
+type Piece = ([u8; 16], u64);
+
+/// The memory that is kept: each piece once, in however many shares it is.
+struct Ledger {
+    /// How many shares each piece is in, and its bytes.
+    kept: BTreeMap<Piece, (usize, usize)>,
+    /// Bytes, and descriptors of all shares.
+    total: (usize, usize),
+    /// The most of both.
+    most: (usize, usize),
+}
+
+/// The memory of one share.
+struct Entry {
+    ledger: Arc<Mutex<Ledger>>,
+    pieces: Vec<Piece>,
+    files: usize,
+}
+
+impl Entry {
+    /// Enters the memory of a share, if there is room for it.
+    fn of(ledger: &Arc<Mutex<Ledger>>, content: &Content, files: &[Arc<OwnedFd>]) -> Result<Self, Why> {
+        let mut entry = Self { ledger: Arc::clone(ledger), pieces: Vec::new(), files: files.len() };
+        let (mut left, mut pieces) = (files.iter(), Vec::new());
+        for segment in &content.segments {
+            match segment {
+                Segment::File { nbytes, .. } => {
+                    let file = fstat(left.next().ok_or(Why::Protocol)?).map_err(|_| Why::Protocol)?;
+                    let mut device = [0; 16];
+                    device[..8].copy_from_slice(&file.st_dev.to_le_bytes());
+                    // An empty segment has a file of one byte.
+                    let length = usize::try_from(file.st_size).map_err(|_| Why::Protocol)?;
+                    pieces.push(((device, file.st_ino), if *nbytes == 0 { 0 } else { length }));
+                }
+                Segment::Files { process, parts, .. } => {
+                    left.by_ref().take(parts.len()).for_each(drop);
+                    pieces.extend(parts.iter().map(|(nbytes, number)| ((process.0, *number), *nbytes)));
+                }
+                Segment::Handle { .. } | Segment::Pool { .. } => return Err(Why::Unkept),
+            }
+        }
+        let mut ledger = locked(ledger);
+        let fresh = |piece: &Piece| !ledger.kept.contains_key(piece);
+        let mut more = pieces.iter().filter(|(piece, _)| fresh(piece));
+        let more = more.try_fold(0usize, |sum, (_, nbytes)| sum.checked_add(*nbytes)).ok_or(Why::Protocol)?;
+        let total = (ledger.total.0.saturating_add(more), ledger.total.1 + files.len());
+        if total.0 > ledger.most.0 || total.1 > ledger.most.1 {
+            // It has nothing to leave.
+            entry.files = 0;
+            drop(ledger);
+            return Err(Why::Full);
+        }
+        ledger.total.1 = total.1;
+        for (piece, nbytes) in pieces {
+            let (uses, _) = ledger.kept.entry(piece).or_insert((0, nbytes));
+            *uses += 1;
+            if *uses == 1 {
+                ledger.total.0 += nbytes;
+            }
+            entry.pieces.push(piece);
+        }
+        drop(ledger);
+        Ok(entry)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut ledger = locked(&self.ledger);
+        ledger.total.1 -= self.files;
+        for piece in &self.pieces {
+            let Some((uses, nbytes)) = ledger.kept.get_mut(piece) else { continue };
+            *uses -= 1;
+            let (uses, nbytes) = (*uses, *nbytes);
+            if uses == 0 {
+                ledger.kept.remove(piece);
+                ledger.total.0 -= nbytes;
+            }
+        }
     }
 }

@@ -211,3 +211,35 @@ fn a_slow_process_does_not_hold_up_others() {
     });
     assert_eq!(slow.list().unwrap().len(), 1, "the connection goes on");
 }
+
+#[test]
+fn memory_under_two_names_counts_once() {
+    let keeper = Keeper::new(128);
+    let (sharing, writer) = (Folder::new(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let ticket = share(&exporter, vec![1; 128], Writing::Private, LONG).unwrap();
+    for name in ["one", "other"] {
+        writer.put(name, &ticket, 1).unwrap();
+        assert_eq!(writer.about().unwrap().nbytes, 128);
+    }
+    writer.remove("one").unwrap();
+    assert_eq!(writer.about().unwrap().nbytes, 128);
+    writer.remove("other").unwrap();
+    until(|| writer.about().unwrap().nbytes == 0);
+}
+
+#[test]
+fn a_watch_that_begins_between_two_keepers_waits() {
+    let mut keeper = Keeper::new(1 << 20);
+    let (sharing, writer, reader) = (Folder::new(), keeper.connect(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    assert!(reader.keeps().unwrap());
+    keeper.names = None;
+    let watch = reader.watch("weights", 0).unwrap();
+    assert_eq!(watch.wait(Duration::from_millis(30)).unwrap(), None);
+    assert!(writer.keeps().is_err());
+    keeper.start();
+    let writer = keeper.connect();
+    let version = put(&writer, &exporter, vec![1], 1).unwrap();
+    assert_eq!(watch.wait(PATIENCE).unwrap().map(|(found, _)| found), Some(version));
+}

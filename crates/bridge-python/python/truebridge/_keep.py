@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import resource
 import signal
+from fractions import Fraction
 
 from .names import serve
 from .processes import configure
@@ -17,8 +20,8 @@ def number_of_bytes(text: str) -> int:
     number = text.upper().removesuffix("B").removesuffix("I")
     unit = number.lstrip("0123456789.")
     try:
-        return int(float(number.removesuffix(unit)) * _UNITS[unit])
-    except (KeyError, OverflowError, ValueError) as error:
+        return int(Fraction(number.removesuffix(unit)) * _UNITS[unit])
+    except (KeyError, OverflowError, ValueError, ZeroDivisionError) as error:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not a number of bytes: write one such as 60G") from error
 
 
@@ -27,9 +30,14 @@ def keep(path: str, max_bytes: int | None, users: list[int]) -> str:
     ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     # Threads inherit this: the signals wait for the call below.
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    # What is kept takes descriptors.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     configure(users=users)
     with serve(path, keep=True, max_bytes=max_bytes):
         limit = "no limit" if max_bytes is None else f"at most {max_bytes:,} bytes"
-        print(f"keeps names at {path}: {limit}", flush=True)
+        with contextlib.suppress(OSError):
+            print(f"keeps names at {path}: {limit}", flush=True)
         signal.sigwait(ends)
     return f"ends at {path}: processes that use its tensors hand them to the next keeper there"

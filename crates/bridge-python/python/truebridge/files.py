@@ -115,7 +115,7 @@ def load(
         decompressed first.
     into : Client, optional
         A connection to a keeper: the tensors are made by its ``empty``, so its ``put`` hands them over without a copy.
-        Without it the tensors need no keeper.
+        The target is a framework whose tensors can be written: not JAX or TensorFlow. ``copy`` has no meaning then.
 
     Returns
     -------
@@ -144,6 +144,8 @@ def load(
     if max_nbytes is not None and (isinstance(max_nbytes, bool) or not isinstance(max_nbytes, int) or max_nbytes < 0):
         raise of_kind("argument", f"max_nbytes is a number of bytes, not {max_nbytes!r:.80}")
     _core.profile(target)
+    if into is not None and not hasattr(into, "empty"):
+        raise of_kind("argument", f"into is a connection to a keeper, as connect returns it, not {into!r:.80}")
     with metered(progress, f"load {os.path.basename(path)}", size) as meter:
         arrays, described = read(path, max_nbytes, meter)
         if described is not None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -197,7 +198,9 @@ class Client:
 
         Notes
         -----
-        After ``put``, other processes see what this one writes to them. Write before.
+        After ``put``, other processes see what this one writes to them. Write before. On the host, ``put`` with a
+        ``writing=`` other than ``"private"`` makes a copy. A name keeps all tensors that one call has made, also if
+        only some are put under it.
 
         Examples
         --------
@@ -317,8 +320,9 @@ class Client:
         Returns
         -------
         tuple of int and int, or None
-            The bytes of all versions, on the host and on devices, and the most that it keeps; ``None`` if the process
-            that serves names is not a keeper. A version that was removed counts until no process has it open.
+            The bytes of all versions, on the host and on devices, and the most that it keeps (2^64 - 1 without a
+            limit); ``None`` if the process that serves names is not a keeper. Memory under two names counts once. A
+            version that was removed counts until no process has it open.
 
         Raises
         ------
@@ -652,17 +656,22 @@ def _pool() -> torch.cuda.MemPool:
         from torch.cuda.memory import CUDAPluggableAllocator
     except ImportError as error:
         raise of_kind("missing", "the pool is one of PyTorch, from 2.6 on: install it, or use empty") from error
-    allocator = CUDAPluggableAllocator(_core.__file__, "truebridge_pool_allocate", "truebridge_pool_free")
-    return MemPool(allocator.allocator())
+    try:
+        allocator = CUDAPluggableAllocator(_core.__file__, "truebridge_pool_allocate", "truebridge_pool_free")
+        return MemPool(allocator.allocator())
+    except RuntimeError as error:
+        raise of_kind("missing", f"PyTorch makes no pool: {error}: use a GPU and a build for CUDA") from error
 
 
 def _spec(x: Any) -> tuple[str, list[int]]:
     """Return the name of the dtype, and the shape."""
     try:
-        dtype, shape = x.dtype, [int(length) for length in x.shape]
+        dtype, shape = x.dtype, [operator.index(length) for length in x.shape]
     except (AttributeError, TypeError, ValueError) as error:
         text = f"{type(x).__name__} has no shape and dtype: pass tensors, or what describes some"
         raise of_kind("not_a_tensor", text) from error
+    if not all(0 <= length < 1 << 63 for length in shape):
+        raise of_kind("argument", f"no tensor has the shape {shape!r:.80}: lengths are from 0 to 2^63 - 1")
     return str(getattr(dtype, "name", dtype)).removeprefix("torch."), shape
 
 

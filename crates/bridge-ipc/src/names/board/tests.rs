@@ -282,7 +282,8 @@ proptest! {
     fn a_keeper_keeps_what_names_stand_for(steps in prop::collection::vec(kept(), 1..120)) {
         let fake = Fake::default();
         let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
-        let (mut peers, mut asked): (Vec<Peer>, BTreeMap<Peer, Vec<(u64, u64)>>) = Default::default();
+        let mut peers: Vec<Peer> = Vec::new();
+        let mut asked: BTreeMap<Peer, Vec<(u64, u64)>> = BTreeMap::new();
         let (mut count, mut stored, mut told) = (0, BTreeSet::new(), BTreeSet::new());
         let mut versions = BTreeSet::new();
         for step in steps {
@@ -362,4 +363,75 @@ proptest! {
             prop_assert_eq!(waits, asked.values().map(Vec::len).sum::<usize>(), "no question is lost");
         }
     }
+}
+
+/// Puts a ticket into a keeper, which takes it over at once. Returns the answer, and the notices.
+fn kept_by(fake: &Fake, board: &mut Board, peer: Peer, put: (u64, u64, Option<u64>)) -> (Answer, Vec<(Peer, Answer)>) {
+    let (number, keep, version) = put;
+    let mut out = Vec::new();
+    let request = Request::Put { name: "weights".into(), ticket: ticket(number), keep, version };
+    board.answer(peer, 1, request, &mut out).unwrap();
+    fake.finish(0, true);
+    board.turn(&mut out);
+    let (notices, mut answers): (Vec<_>, Vec<_>) =
+        out.iter().map(|letter| (letter.to, read(letter))).partition(|(_, answer)| answer.is_notice());
+    (answers.pop().unwrap().1, notices)
+}
+
+fn versions(board: &Board) -> Vec<u64> {
+    board.names.get("weights").into_iter().flat_map(|versions| versions.keys().copied()).collect()
+}
+
+/// What is handed over may come in any order, and the same versions stand as before.
+#[test]
+fn versions_that_are_handed_over_stand_as_they_did() {
+    let puts = [(3, 1), (4, 5), (6, 2), (7, 3)];
+    let orders = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]];
+    for order in orders {
+        let fake = Fake::default();
+        let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
+        let peer = board.join(None);
+        for index in order {
+            let (version, keep) = puts[index];
+            kept_by(&fake, &mut board, peer, (version, keep, Some(version)));
+        }
+        // 3, then 3 and 4, then 4 and 6, then 4, 6 and 7.
+        assert_eq!(versions(&board), [4, 6, 7], "{order:?}");
+    }
+}
+
+#[test]
+fn what_was_removed_is_not_handed_over_later() {
+    let fake = Fake::default();
+    let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
+    let (one, late) = (board.join(None), board.join(None));
+    let Answer::Stored { version, .. } = kept_by(&fake, &mut board, one, (1, 1, None)).0 else { panic!() };
+    let mut out = Vec::new();
+    board.answer(one, 2, Request::Remove { name: "weights".into() }, &mut out).unwrap();
+    for (number, version) in [(2, version), (3, version - 1)] {
+        let (answer, notices) = kept_by(&fake, &mut board, late, (number, 1, Some(version)));
+        assert_eq!(answer, Answer::Stored { version, kept: true });
+        assert_eq!(notices, [(late, Answer::Displaced { ticket: ticket(number) })]);
+        assert!(versions(&board).is_empty());
+    }
+    let Answer::Stored { version: newer, .. } = kept_by(&fake, &mut board, late, (4, 1, None)).0 else { panic!() };
+    assert_eq!((versions(&board), newer > version), (vec![newer], true));
+    assert_eq!(fake.held().0, 1);
+}
+
+/// The clock of the last keeper was ahead.
+#[test]
+fn a_version_of_the_future_is_taken_over_and_newer_ones_are_higher() {
+    let fake = Fake::default();
+    let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
+    let peer = board.join(None);
+    let future = microseconds() + 3_600_000_000;
+    kept_by(&fake, &mut board, peer, (1, 1, Some(future)));
+    let Answer::Stored { version, .. } = kept_by(&fake, &mut board, peer, (2, 2, None)).0 else { panic!() };
+    assert_eq!(versions(&board), [future, version]);
+    assert!(version > future);
+    let mut out = Vec::new();
+    let endless = Request::Put { name: "weights".into(), ticket: ticket(3), keep: 1, version: Some(1 << 62) };
+    board.answer(peer, 3, endless, &mut out).unwrap();
+    assert_eq!(read(&out[0]), Answer::Refused { why: Why::Protocol });
 }
