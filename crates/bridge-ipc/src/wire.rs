@@ -229,6 +229,7 @@ impl Segment {
     }
 
     /// Returns its length in bytes; `None` for lengths that no memory has.
+    #[cfg(feature = "cuda")]
     pub(crate) fn nbytes(&self) -> Option<usize> {
         match self {
             Self::File { nbytes, .. } | Self::Handle { nbytes, .. } | Self::Pool { nbytes, .. } => Some(*nbytes),
