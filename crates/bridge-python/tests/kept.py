@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +44,28 @@ for step in itertools.count():
         time.sleep(0.005)
 """
 
+#: Publishes versions of a tree of equal numbers, in memory that is used again.
+PUBLISHER = """
+import itertools, sys, time
+import numpy as np
+import truebridge as tb
+{imports}
+client = publication = None
+print("up", flush=True)
+for step in itertools.count():
+    value = float(time.monotonic_ns() // 1000 % (1 << 24))
+    try:
+        client = client or tb.connect(sys.argv[1])
+        tree = [{full} for shape in ((4096,), (33, 7), ())]
+        publication = publication or client.publish("p", tree, slots=3)
+        publication.update(tree, timeout=1)
+        time.sleep(0.002)
+    except (ConnectionError, tb.BridgeError) as error:
+        if getattr(error, "kind", "") not in ("gone", "busy", "denied"):
+            raise
+        time.sleep(0.005)
+"""
+
 #: Reads what stands under the names, keeps some of it open, and checks all of that again and again.
 READER = """
 import sys, time
@@ -61,7 +84,7 @@ print("up", flush=True)
 while True:
     try:
         client = client or tb.connect(sys.argv[1])
-        tree = client.get(random.choice("abc"), {target!r})
+        tree = client.get(random.choice("abcp"), {target!r})
         held.append((number(tree), tree))
     except (ConnectionError, tb.BridgeError) as error:
         if getattr(error, "kind", "") not in ("gone", "busy", "denied"):
@@ -83,9 +106,9 @@ def started(path: str, *arguments: str) -> subprocess.Popen[str]:
     return process
 
 
-def ended(process: subprocess.Popen[Any]) -> None:
-    """Kill a process that this one has started."""
-    process.kill()
+def ended(process: subprocess.Popen[Any], how: signal.Signals = signal.SIGKILL) -> None:
+    """End a process that this one has started."""
+    process.send_signal(how)
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
@@ -100,18 +123,22 @@ def program(code: str, path: str, seed: int) -> subprocess.Popen[str]:
 
 
 def at_random(path: str, words: dict[str, str]) -> None:
-    """Kill a keeper, writers and readers one after the other, and start each again. At the end, nothing is left."""
-    random, codes = Random(SEED), {"writer": WRITER.format(**words), "reader": READER.format(**words)}
+    """End a keeper, writers and readers one after the other, and start each again. At the end, nothing is left.
+
+    Each ends by SIGKILL or SIGTERM.
+    """
+    kinds = {"writer": WRITER, "publisher": PUBLISHER, "reader": READER}
+    random, codes = Random(SEED), {name: code.format(**words) for name, code in kinds.items()}
     sides: dict[str, subprocess.Popen[Any]] = {"keeper": started(path)}
     try:
-        for number, name in enumerate(("writer", "writer", "reader", "reader")):
+        for number, name in enumerate(("writer", "writer", "publisher", "reader", "reader")):
             sides[f"{name} {number}"] = program(codes[name], path, number)
         for kill in range(KILLS):
             time.sleep(random.uniform(0.02, 0.3))
             for name, process in sides.items():
                 assert process.poll() is None, f"the {name} has stopped"
             victim = random.choice(list(sides))
-            ended(sides[victim])
+            ended(sides[victim], random.choice((signal.SIGKILL, signal.SIGTERM)))
             sides[victim] = started(path) if victim == "keeper" else program(codes[victim.split()[0]], path, 10 + kill)
         time.sleep(0.3)
         for name, process in sides.items():
