@@ -52,11 +52,11 @@ impl Names {
     /// keeper at this path.
     ///
     /// The bytes in the limits of `settings` are the most that it keeps, of the host and of devices together; the folder
-    /// is that of its [`Exporter`].
+    /// is that of its [`Exporter`](crate::Exporter).
     ///
     /// # Errors
     ///
-    /// Those of [`serve`](Self::serve) and of [`Exporter::new`].
+    /// Those of [`serve`](Self::serve) and of [`Exporter::new`](crate::Exporter::new).
     pub fn keep(path: &Path, settings: Settings) -> Result<Self> {
         Self::start(path, settings, |settings, bell| Ok(Some(Box::new(Keeper::new(settings, bell)?))))
     }
