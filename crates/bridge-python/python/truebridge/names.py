@@ -60,7 +60,7 @@ class Client:
     Raises
     ------
     BridgeConnectionError
-        If no process serves names there.
+        If no process serves names there, or it does not answer within five seconds.
     BridgePermissionError
         If that process runs as another user, and ``processes.configure`` does not accept it.
 
@@ -733,7 +733,7 @@ def connect(path: str | os.PathLike[str]) -> Client:
     Raises
     ------
     BridgeConnectionError
-        If no process serves names there.
+        If no process serves names there, or it does not answer within five seconds.
     BridgePermissionError
         If that process runs as another user, and ``processes.configure`` does not accept it.
 
