@@ -19,7 +19,8 @@ pub extern "C" fn truebridge_counted(call: extern "C" fn(usize), argument: usize
     request(DUMP);
 }
 
-/// Makes callgrind instrument what follows. What runs before, such as the import of a framework, is several times faster.
+/// Makes callgrind instrument what follows. What runs before, such as the import of a framework, is several times
+/// faster.
 #[unsafe(no_mangle)]
 pub extern "C" fn truebridge_instrument() {
     request(INSTRUMENT);
@@ -29,8 +30,8 @@ pub extern "C" fn truebridge_instrument() {
 #[cfg(target_arch = "x86_64")]
 fn request(number: u64) {
     let request = [number, 0, 0, 0, 0, 0];
-    // SAFETY: the rotations add up to whole turns, and the exchange is of a register with itself, so that nothing changes
-    // without valgrind. With it, the request is read and an answer is written to rdx (`valgrind.h`).
+    // SAFETY: the rotations add up to whole turns, and the exchange is of a register with itself, so that nothing
+    // changes without valgrind. With it, the request is read and an answer is written to rdx (`valgrind.h`).
     unsafe {
         std::arch::asm!(
             "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",

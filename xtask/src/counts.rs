@@ -1,7 +1,7 @@
 //! Instructions of the host paths, counted by callgrind and compared with the kept counts.
 //!
-//! The time of a call differs from run to run by far more than its instructions. `counts` has only paths of which ten runs
-//! of one build, beside other programs, differ by far less than [`BOUND`].
+//! The time of a call differs from run to run by far more than its instructions. `counts` has only paths of which ten
+//! runs of one build, beside other programs, differ by far less than [`BOUND`].
 
 use crate::run::{Result, ask, at, cargo, program, root, run, target};
 use crate::{bundle, venv};
@@ -28,8 +28,8 @@ const VERSIONS: &str = "import numpy, platform, torch; \
 /// Instructions per call, by the name of the path.
 type Counts = BTreeMap<String, f64>;
 
-/// A group of paths: its name, the tools that its counts depend on or why it is left out, and what counts them with this
-/// folder for files.
+/// A group of paths: its name, the tools that its counts depend on or why it is left out, and what counts them with
+/// this folder for files.
 type Group<'a> = (&'static str, Result<String>, &'a dyn Fn(&Path) -> Result<Counts>);
 
 /// Counts both groups, or that of Rust alone, and compares them with the kept counts, or with `write` replaces those.
@@ -132,7 +132,8 @@ fn compare(kept: &Counts, counts: &Counts) -> (String, Vec<String>) {
     (text, failed)
 }
 
-/// Makes a folder of this user alone, for sockets too. Its name has the same length everywhere, because it is in tickets.
+/// Makes a folder of this user alone, for sockets too. Its name has the same length everywhere, because it is in
+/// tickets.
 fn fresh(name: &str) -> Result<PathBuf> {
     let folder = std::env::temp_dir().join(format!("truebridge-{name}-{:010}", std::process::id()));
     at(&folder, fs::DirBuilder::new().mode(0o700).create(&folder))?;

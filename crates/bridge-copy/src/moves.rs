@@ -4,8 +4,8 @@
 //! another layout, the device packs and spreads its own with the kernels, in memory of the driver's pool, and the host
 //! with its own loops. The device also flips the pending bits, and casts.
 //!
-//! Many small pieces move together, one after another in blocks: the threads of the host copy each piece into staging or
-//! out of it, and the device copies all pieces of a block in one launch.
+//! Many small pieces move together, one after another in blocks: the threads of the host copy each piece into staging
+//! or out of it, and the device copies all pieces of a block in one launch.
 
 mod cut;
 mod memory;
@@ -238,8 +238,8 @@ impl Moves<'_> {
         let block = Block::new(self.link, device, packed.nbytes(), stream).map_err(of_all)?;
         let bytes = self.bytes(device, block.address, Host::Packed(packed), packed.nbytes(), stream);
         let on_device = || {
-            // SAFETY: the caller's promises; the block is fresh and has room for all pieces, each at a place of its own. It
-            // is freed in the stream, after the kernel.
+            // SAFETY: the caller's promises; the block is fresh and has room for all pieces, each at a place of its
+            // own. It is freed in the stream, after the kernel.
             let copied = unsafe { (self.on_device)(&packed.on_device(block.address), stream) };
             copied.map_err(|failed| Failed { index: packed.pieces[failed.index].index, ..failed })
         };

@@ -61,8 +61,8 @@ pub unsafe trait Copies: Send + Sync {
     /// work on both.
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()>;
 
-    /// Makes many copies from the same device to the same device, as [`copy`](Self::copy) makes one. The default makes one
-    /// after another, and refuses to cast.
+    /// Makes many copies from the same device to the same device, as [`copy`](Self::copy) makes one. The default makes
+    /// one after another, and refuses to cast.
     ///
     /// # Errors
     ///

@@ -34,8 +34,8 @@ impl From<Failed> for Misfit {
 
 /// Copies every tensor into its target, as [`copy_into`](crate::copy_into) does, and all of them together: each pair of
 /// streams is ordered once, and the ordering's [`Copies`](crate::Copies) receive all copies within one memory in one
-/// call ([`copy_all`](crate::Copies::copy_all)), and so all moves between the same two and in the same streams, those for
-/// which the host waits last. Returns, for each pair, the owner's stream and the one that waits for it, where they
+/// call ([`copy_all`](crate::Copies::copy_all)), and so all moves between the same two and in the same streams, those
+/// for which the host waits last. Returns, for each pair, the owner's stream and the one that waits for it, where they
 /// differ.
 ///
 /// Where the two dtypes of a pair differ and that of the target is [`Pair::dtype`], the elements are cast on the way,
@@ -48,8 +48,8 @@ impl From<Failed> for Misfit {
 ///
 /// Before anything is written, with the index of the pair: those of [`copy_into`](crate::copy_into);
 /// [`ErrorKind::Layout`] where a target shares bytes with a side of another pair; for a cast those of
-/// [`Cast::new`](crate::Cast::new) and of [`Copies::casts`](crate::Copies::casts). After that those of [`Copies::copy_all`](crate::Copies::copy_all), whose text says
-/// that the targets are undefined.
+/// [`Cast::new`](crate::Cast::new) and of [`Copies::casts`](crate::Copies::casts). After that those of
+/// [`Copies::copy_all`](crate::Copies::copy_all), whose text says that the targets are undefined.
 pub fn copy_all<F, T>(
     pairs: &[Pair<'_, F, T>],
     ordering: &Arc<dyn Ordering>,

@@ -215,8 +215,8 @@ pub(crate) trait SharingDriver {
     unsafe fn close_memory(&self, address: usize) -> Outcome<()>;
     /// Returns a descriptor of the allocation that an address of virtual memory is mapped to.
     fn file_of(&self, address: usize) -> Outcome<OwnedFd>;
-    /// Allocates and maps memory that descriptors can keep, readable and writable on the device. Returns its address, and
-    /// its length in bytes, which is at least `nbytes`. [`unmap`](Self::unmap) ends the mapping.
+    /// Allocates and maps memory that descriptors can keep, readable and writable on the device. Returns its address,
+    /// and its length in bytes, which is at least `nbytes`. [`unmap`](Self::unmap) ends the mapping.
     fn create_mapped(&self, ordinal: i32, nbytes: usize) -> Outcome<(usize, usize)>;
     /// Maps allocations side by side, readable and writable on the device. Returns the address of the first.
     fn map_files(&self, ordinal: i32, files: &[(OwnedFd, usize)]) -> Outcome<usize>;

@@ -264,8 +264,8 @@ fn close(device: Device, opened: Opened) {
     unsafe { driver.close(device, opened, lane.stream) };
 }
 
-/// Opens a segment on a device, with its descriptors. What is open already is not mapped again, nor is what this process
-/// shares, unless it is `kept`: then it may outlive the share.
+/// Opens a segment on a device, with its descriptors. What is open already is not mapped again, nor is what this
+/// process shares, unless it is `kept`: then it may outlive the share.
 pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>], kept: bool) -> Result<DeviceMapping> {
     let (name, nbytes) = (name_of(segment)?, segment.nbytes().ok_or_else(|| broken("lengths are no memory"))?);
     let (way, uuid) = match segment {

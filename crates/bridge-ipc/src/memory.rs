@@ -176,6 +176,14 @@ pub(crate) fn check(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<(
     Ok(())
 }
 
+/// Refuses memory whose length may grow: it would have more bytes than a keeper counts.
+pub(crate) fn check_length(file: &OwnedFd) -> Result<()> {
+    match fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::GROW)) {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Protocol, "a keeper keeps only memory whose length is sealed")),
+    }
+}
+
 /// Returns the mapping of memory that all may write to, which is made if there is none.
 fn shared(file: &OwnedFd, nbytes: usize) -> Result<Arc<Mapping>> {
     let mut shared = SHARED.lock();
@@ -265,6 +273,8 @@ mod tests {
         assert_eq!(open(&unsealed, 3, Writing::Never).unwrap_err().kind(), ErrorKind::Protocol);
         let short = made(Writing::Never);
         assert_eq!(open(&short, 1 << 20, Writing::Never).unwrap_err().kind(), ErrorKind::Protocol);
+        check_length(&short).unwrap();
+        assert_eq!(check_length(&unsealed).unwrap_err().kind(), ErrorKind::Protocol);
         let other = OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
         assert_eq!(open(&other, 3, Writing::Never).unwrap_err().kind(), ErrorKind::Protocol);
     }

@@ -52,8 +52,7 @@ use pyo3::prelude::*;
 ///
 /// Casts round as ``Tensor.to`` of PyTorch: to nearest, ties to even, and a float64 to float32 first, where it becomes
 /// smaller than that. What is too large becomes infinite, and NaN in float8_e4m3fn. On a device one kernel makes all
-/// casts of a container. Between two memories a device casts, between two
-/// devices that of the source.
+/// casts of a container. Between the host and a device, the device casts; between two devices, that of the source.
 ///
 /// Examples
 /// --------

@@ -137,8 +137,8 @@ pub(crate) fn path(object: &Bound<'_, PyAny>) -> Result<PathBuf> {
     object.extract().map_err(|_| argument(format!("a path is a str or an os.PathLike, not {}", brief_str(object))))
 }
 
-/// Shares tensors for a ticket, which ``then`` takes over. If they are to outlive this process, it waits until the work on
-/// them has run.
+/// Shares tensors for a ticket, which ``then`` takes over. If they are to outlive this process, it waits until the work
+/// on them has run.
 pub(crate) fn shared<'py, T>(
     py: Python<'py>,
     (tensors, tree): (Vec<PyTensor<'py>>, Option<String>),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,19 @@ def nothing_leaks() -> Iterator[None]:
     while memory.views() != before and time.monotonic() < patience:
         time.sleep(0.001)
     assert memory.views() == before
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[str]:
+    """Return the path for names, in the folder that has the sockets of this process during the test."""
+    from truebridge import processes
+
+    tmp_path.chmod(0o700)
+    processes._core.ipc_close()
+    processes.configure(folder=tmp_path)
+    yield str(tmp_path / "names")
+    gc.collect()
+    processes._core.ipc_close()
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -112,6 +114,16 @@ def ended(process: subprocess.Popen[Any], how: signal.Signals = signal.SIGKILL) 
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+@contextlib.contextmanager
+def keeper(path: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a keeper, which is killed at the end."""
+    process = started(path, *arguments)
+    try:
+        yield process
+    finally:
+        ended(process)
 
 
 def program(code: str, path: str, seed: int) -> subprocess.Popen[str]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,26 +16,8 @@ import pytest
 
 import kept
 import truebridge as tb
-from truebridge import processes
+from kept import keeper
 from truebridge_conformance.others import wait_until
-
-
-@pytest.fixture(autouse=True)
-def path(tmp_path: Path) -> Iterator[str]:
-    tmp_path.chmod(0o700)
-    processes._core.ipc_close()
-    processes.configure(folder=tmp_path)
-    yield str(tmp_path / "names")
-    processes._core.ipc_close()
-
-
-@contextlib.contextmanager
-def keeper(path: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = kept.started(path, *arguments)
-    try:
-        yield process
-    finally:
-        kept.ended(process)
 
 
 def ran(code: str, path: str) -> None:

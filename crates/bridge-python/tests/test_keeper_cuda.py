@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +13,11 @@ import pytest
 
 import kept
 import truebridge as tb
-from truebridge import processes
+from kept import keeper
 
 torch: Any = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-
-
-@pytest.fixture(autouse=True)
-def path(tmp_path: Path) -> Iterator[str]:
-    tmp_path.chmod(0o700)
-    processes._core.ipc_close()
-    processes.configure(folder=tmp_path)
-    yield str(tmp_path / "names")
-    processes._core.ipc_close()
-
-
-@contextlib.contextmanager
-def keeper(path: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = kept.started(path, *arguments)
-    try:
-        yield process
-    finally:
-        kept.ended(process)
 
 
 PUT = """

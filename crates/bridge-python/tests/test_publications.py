@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ from truebridge import processes
 from truebridge_conformance.others import Other, wait_until
 
 torch: Any = pytest.importorskip("torch")
-
-
-@pytest.fixture(autouse=True)
-def path(tmp_path: Path) -> Iterator[str]:
-    tmp_path.chmod(0o700)
-    processes._core.ipc_close()
-    processes.configure(folder=tmp_path)
-    yield str(tmp_path / "names")
-    processes._core.ipc_close()
 
 
 def weights(value: float, kind: str = "numpy") -> dict[str, Any]:

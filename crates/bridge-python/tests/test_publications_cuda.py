@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import killed
 import truebridge as tb
-from truebridge import processes
 from truebridge_conformance.others import Other
 
 torch: Any = pytest.importorskip("torch")
@@ -22,16 +18,6 @@ if not torch.cuda.is_available():
 
 #: Cycles of the device's clock: some hundred milliseconds.
 DELAY = 200_000_000
-
-
-@pytest.fixture(autouse=True)
-def path(tmp_path: Path) -> Iterator[str]:
-    tmp_path.chmod(0o700)
-    processes._core.ipc_close()
-    processes.configure(folder=tmp_path)
-    yield str(tmp_path / "names")
-    gc.collect()
-    processes._core.ipc_close()
 
 
 def weights(value: float) -> dict[str, Any]:

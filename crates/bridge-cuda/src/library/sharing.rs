@@ -242,8 +242,8 @@ impl SharingDriver for Cuda {
         let functions = self.sharing("cuMemCreate")?;
         let property = Property { kind: 1, handle_types: FILE_DESCRIPTOR, location: 1, ordinal, ..Property::default() };
         let (mut allocation, mut unit) = (0, 0);
-        // SAFETY: the outputs are writable, and the property describes memory of a device. The range is reserved when it
-        // is mapped. The mapping keeps the allocation, whose handle is released once.
+        // SAFETY: the outputs are writable, and the property describes memory of a device. The range is reserved when
+        // it is mapped. The mapping keeps the allocation, whose handle is released once.
         unsafe {
             call!(in functions, cuMemGetAllocationGranularity(&mut unit, &property, 0))?;
             let nbytes = nbytes.max(1).checked_next_multiple_of(unit.max(1)).unwrap_or(usize::MAX);

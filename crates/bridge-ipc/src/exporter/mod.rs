@@ -33,8 +33,8 @@ pub(crate) struct Kept {
     pub(crate) streams: Vec<(Device, Stream)>,
     /// Whether the work on the elements has run: a process that opens them does not wait for those streams.
     pub(crate) is_finished: bool,
-    /// The leases of keepers that were not returned. A keeper that has ended returns none, and other processes may still
-    /// use the memory.
+    /// The leases of keepers that were not returned. A keeper that has ended returns none, and other processes may
+    /// still use the memory.
     pub(crate) outside: Arc<AtomicUsize>,
     /// Whether the memory may be used again when its owners are dropped.
     pub(crate) is_reused: bool,

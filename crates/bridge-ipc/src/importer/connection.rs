@@ -99,8 +99,8 @@ impl Share {
         Self { connection, number, is_revoked }
     }
 
-    /// Asks for a lease, as a keeper if this process `keeps`. Returns its number, the content, and the descriptors of the
-    /// segments.
+    /// Asks for a lease, as a keeper if this process `keeps`. Returns its number, the content, and the descriptors of
+    /// the segments.
     pub(super) fn open(&self, token: Token, keeps: bool) -> Result<(u64, Content, Vec<OwnedFd>)> {
         let (connection, request) = (&self.connection, Request::Open { share: self.number, token, keeps });
         let line = Arc::downgrade(&connection.line);
@@ -136,8 +136,8 @@ impl Share {
         locked(&self.connection.orders).wait_for(points, page)
     }
 
-    /// Returns a lease after the work that is now in the streams for these devices, without waiting. If it is `lost`, other
-    /// processes may still use the memory.
+    /// Returns a lease after the work that is now in the streams for these devices, without waiting. If it is `lost`,
+    /// other processes may still use the memory.
     pub(super) fn give_back(&self, lease: u64, devices: &[Device], lost: bool) {
         // In a forked process the lock may be held for ever, and nothing is said.
         if self.connection.line.is_elsewhere() {

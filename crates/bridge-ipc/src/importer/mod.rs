@@ -282,6 +282,7 @@ pub(crate) fn adopt(ticket: &Ticket, ends: &Arc<AtomicBool>) -> Result<(Content,
         let files = left.by_ref().take(segment.files()).collect::<Vec<_>>();
         if let (Segment::File { nbytes, writing }, [file]) = (segment, &files[..]) {
             memory::check(file, *nbytes, *writing)?;
+            memory::check_length(file)?;
         }
     }
     Ok((content, files.into_iter().map(Arc::new).collect(), lease))

@@ -139,8 +139,8 @@ impl End {
         Ok(())
     }
 
-    /// Receives the notices about what this process has put or found, until the connection ends; that to a keeper, until
-    /// the program closes it.
+    /// Receives the notices about what this process has put or found, until the connection ends; that to a keeper,
+    /// until the program closes it.
     fn attend(&self) {
         let [mut pause, most] = PAUSES;
         let mut line = Arc::clone(&locked(&self.line));

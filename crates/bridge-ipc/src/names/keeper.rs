@@ -148,48 +148,47 @@ struct Entry {
 impl Entry {
     /// Enters the memory of a share, if there is room for it.
     fn of(ledger: &Arc<Mutex<Ledger>>, content: &Content, files: &[Arc<OwnedFd>]) -> Result<Self, Why> {
-        let mut entry = Self { ledger: Arc::clone(ledger), pieces: Vec::new(), files: files.len() };
-        let (mut left, mut pieces) = (files.iter(), Vec::new());
-        for segment in &content.segments {
-            match segment {
-                Segment::File { nbytes, .. } => {
-                    let file = fstat(left.next().ok_or(Why::Protocol)?).map_err(|_| Why::Protocol)?;
-                    let mut device = [0; 16];
-                    device[..8].copy_from_slice(&file.st_dev.to_le_bytes());
-                    // An empty segment has a file of one byte.
-                    let length = usize::try_from(file.st_size).map_err(|_| Why::Protocol)?;
-                    pieces.push(((device, file.st_ino), if *nbytes == 0 { 0 } else { length }));
-                }
-                Segment::Files { process, parts, .. } => {
-                    left.by_ref().take(parts.len()).for_each(drop);
-                    pieces.extend(parts.iter().map(|(nbytes, number)| ((process.0, *number), *nbytes)));
-                }
-                Segment::Handle { .. } | Segment::Pool { .. } => return Err(Why::Unkept),
-            }
-        }
-        let mut ledger = locked(ledger);
-        let fresh = |piece: &Piece| !ledger.kept.contains_key(piece);
-        let mut more = pieces.iter().filter(|(piece, _)| fresh(piece));
-        let more = more.try_fold(0usize, |sum, (_, nbytes)| sum.checked_add(*nbytes)).ok_or(Why::Protocol)?;
-        let total = (ledger.total.0.saturating_add(more), ledger.total.1 + files.len());
-        if total.0 > ledger.most.0 || total.1 > ledger.most.1 {
-            // It has nothing to leave.
-            entry.files = 0;
-            drop(ledger);
+        let (pieces, count) = (pieces(content, files)?, files.len());
+        let mut book = locked(ledger);
+        let mut fresh = pieces.iter().filter(|(piece, _)| !book.kept.contains_key(piece));
+        let more = fresh.try_fold(0usize, |sum, (_, nbytes)| sum.checked_add(*nbytes)).ok_or(Why::Protocol)?;
+        if book.total.0.saturating_add(more) > book.most.0 || book.total.1 + count > book.most.1 {
             return Err(Why::Full);
         }
-        ledger.total.1 = total.1;
-        for (piece, nbytes) in pieces {
-            let (uses, _) = ledger.kept.entry(piece).or_insert((0, nbytes));
+        book.total.1 += count;
+        for (piece, nbytes) in &pieces {
+            let (uses, nbytes) = book.kept.entry(*piece).or_insert((0, *nbytes));
             *uses += 1;
-            if *uses == 1 {
-                ledger.total.0 += nbytes;
-            }
-            entry.pieces.push(piece);
+            let first = if *uses == 1 { *nbytes } else { 0 };
+            book.total.0 += first;
         }
-        drop(ledger);
-        Ok(entry)
+        drop(book);
+        let pieces = pieces.into_iter().map(|(piece, _)| piece).collect();
+        Ok(Self { ledger: Arc::clone(ledger), pieces, files: count })
     }
+}
+
+/// Returns the memory of a content, each piece with its bytes.
+fn pieces(content: &Content, files: &[Arc<OwnedFd>]) -> Result<Vec<(Piece, usize)>, Why> {
+    let (mut left, mut pieces) = (files.iter(), Vec::new());
+    for segment in &content.segments {
+        match segment {
+            Segment::File { nbytes, .. } => {
+                let file = fstat(left.next().ok_or(Why::Protocol)?).map_err(|_| Why::Protocol)?;
+                let mut device = [0; 16];
+                device[..8].copy_from_slice(&file.st_dev.to_le_bytes());
+                // An empty segment has a file of one byte.
+                let length = usize::try_from(file.st_size).map_err(|_| Why::Protocol)?;
+                pieces.push(((device, file.st_ino), if *nbytes == 0 { 0 } else { length }));
+            }
+            Segment::Files { process, parts, .. } => {
+                left.by_ref().take(parts.len()).for_each(drop);
+                pieces.extend(parts.iter().map(|(nbytes, number)| ((process.0, *number), *nbytes)));
+            }
+            Segment::Handle { .. } | Segment::Pool { .. } => return Err(Why::Unkept),
+        }
+    }
+    Ok(pieces)
 }
 
 impl Drop for Entry {
@@ -205,5 +204,56 @@ impl Drop for Entry {
                 ledger.total.0 -= nbytes;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Writing, create};
+    use crate::wire::Hex;
+
+    fn content(segments: Vec<Segment>) -> Content {
+        Content { segments, tensors: Arc::default(), points: Vec::new(), tree: None, kept: false }
+    }
+
+    fn on_a_device(parts: Vec<(usize, u64)>) -> Content {
+        let (device, process) = (Hex([1; 16]), Hex([2; 16]));
+        content(vec![Segment::Files { device, process, parts, writing: Writing::Shared }])
+    }
+
+    fn file(nbytes: usize) -> Arc<OwnedFd> {
+        Arc::new(create(nbytes).unwrap().0)
+    }
+
+    /// Also what is refused: it leaves nothing behind.
+    #[test]
+    fn the_ledger_has_what_is_kept_and_nothing_else() {
+        let ledger = Arc::new(Mutex::new(Ledger { kept: BTreeMap::new(), total: (0, 0), most: (100, 3) }));
+        let enter = |content: &Content, files: &[Arc<OwnedFd>]| Entry::of(&ledger, content, files);
+        let total = || locked(&ledger).total;
+        let (one, two) = (file(1), [file(1), file(1)]);
+        let twice = on_a_device(vec![(40, 7), (40, 8)]);
+        let first = enter(&twice, &two).unwrap();
+        assert_eq!(total(), (80, 2));
+        let again = enter(&on_a_device(vec![(40, 7)]), std::slice::from_ref(&one)).unwrap();
+        assert_eq!(total(), (80, 3), "memory counts once, its descriptors each time");
+        drop(first);
+        assert_eq!(total(), (40, 1));
+        let refused = [
+            (on_a_device(vec![(usize::MAX, 9), (usize::MAX, 10)]), &two[..], Why::Protocol),
+            (on_a_device(vec![(61, 9)]), &two[..1], Why::Full),
+            (on_a_device(vec![(1, 9), (1, 10), (1, 11)]), &[file(1), file(1), file(1)][..], Why::Full),
+            (content(vec![Segment::File { nbytes: 1, writing: Writing::Never }]), &[][..], Why::Protocol),
+        ];
+        for (content, files, why) in refused {
+            assert_eq!(enter(&content, files).err(), Some(why), "{content:?}");
+            assert_eq!(total(), (40, 1));
+        }
+        let host = content(vec![Segment::File { nbytes: 8, writing: Writing::Never }]);
+        let long = enter(&host, &[file(50)]).unwrap();
+        assert_eq!(total(), (90, 2), "what the file has, and not what is said");
+        drop((again, long));
+        assert_eq!((total(), locked(&ledger).kept.len()), ((0, 0), 0));
     }
 }

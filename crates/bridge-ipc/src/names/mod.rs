@@ -51,8 +51,8 @@ impl Names {
     /// process needs no driver. When it ends, the connections to it hand what they have put or opened to the next
     /// keeper at this path.
     ///
-    /// The bytes in the limits of `settings` are the most that it keeps, of the host and of devices together; the folder
-    /// is that of its [`Exporter`](crate::Exporter).
+    /// The bytes in the limits of `settings` are the most that it keeps, of the host and of devices together; the
+    /// folder is that of its [`Exporter`](crate::Exporter).
     ///
     /// # Errors
     ///

@@ -17,14 +17,12 @@ process that has put it, and the keeper as well: the processes that have it hand
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
 import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._trees import shareable, tree_of
-from .errors import of_kind
+from ._rooms import empty, pool
+from ._trees import shareable
 from .processes import open
 
 if TYPE_CHECKING:
@@ -213,8 +211,7 @@ class Client:
         ...     names.get("weights", "numpy")
         {'bias': array([7., 7., 7.])}
         """
-        tensors, tree = shareable(like)
-        return tree_of(tree, _core.ipc_empty([_spec(tensor) for tensor in tensors], target, device))
+        return empty(like, target, device)
 
     def pool(self) -> torch.cuda.MemPool:
         """Return a pool of PyTorch for memory that ``put`` hands to a keeper as it is, without a copy.
@@ -240,7 +237,7 @@ class Client:
 
         Each block of the pool takes a descriptor, and a ``put`` has at most 253. ``empty`` takes one for all tensors.
         """
-        return _pool()
+        return pool()
 
     def publish(self, name: str, tree: Any, *, slots: int = 2) -> Publication:
         """Publish tensors that change, such as the weights of a model in training.
@@ -647,32 +644,6 @@ async def _in_thread(function: Callable[..., _Result], *args: Any, whole: bool =
         # An error of the call goes with it.
         call.exception()
         raise
-
-
-@functools.cache
-def _pool() -> torch.cuda.MemPool:
-    try:
-        from torch.cuda import MemPool
-        from torch.cuda.memory import CUDAPluggableAllocator
-    except ImportError as error:
-        raise of_kind("missing", "the pool is one of PyTorch, from 2.6 on: install it, or use empty") from error
-    try:
-        allocator = CUDAPluggableAllocator(_core.__file__, "truebridge_pool_allocate", "truebridge_pool_free")
-        return MemPool(allocator.allocator())
-    except RuntimeError as error:
-        raise of_kind("missing", f"PyTorch makes no pool: {error}: use a GPU and a build for CUDA") from error
-
-
-def _spec(x: Any) -> tuple[str, list[int]]:
-    """Return the name of the dtype, and the shape."""
-    try:
-        dtype, shape = x.dtype, [operator.index(length) for length in x.shape]
-    except (AttributeError, TypeError, ValueError) as error:
-        text = f"{type(x).__name__} has no shape and dtype: pass tensors, or what describes some"
-        raise of_kind("not_a_tensor", text) from error
-    if not all(0 <= length < 1 << 63 for length in shape):
-        raise of_kind("argument", f"no tensor has the shape {shape!r:.80}: lengths are from 0 to 2^63 - 1")
-    return str(getattr(dtype, "name", dtype)).removeprefix("torch."), shape
 
 
 def serve(path: str | os.PathLike[str], *, keep: bool = False, max_bytes: int | None = None) -> Names:

@@ -302,7 +302,7 @@ fn a_piece_that_a_side_leaves_out_is_seen() {
         let host = Moves { on_host: host_but_one, ..packing(sim, &pool) };
         let device = Moves { on_device: device_but_one, ..packing(sim, &pool) };
         for (moves, faulty) in [(moves, false), (host, way.1 != OTHER), (device, true)] {
-            // The host's loops are for views that are no plain bytes.
+            // The host's loops are for views that are not plain bytes.
             let bytes = (DType::UINT8, DType::UINT8);
             let mut tree = Tree::new(&vec![((vec![300], vec![2], vec![2]), bytes, 0); 50]);
             tree.moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
