@@ -151,6 +151,14 @@ faults! {
     CopyOutsideStream = "copy_outside_stream", "order", Ordering of Generous -> Common;
     /// The memory between the two halves of a copy is reused before it has been read.
     StagingReusedEarly = "staging_reused_early", "staging", Ordering of Generous -> Common;
+    /// Copies of many pieces leave one out.
+    PieceLeftOut = "piece_left_out", "torn", Ordering of Generous -> Common;
+    /// The memory that says which pieces are copied is reused for the next launch, before the last one has read it.
+    TableReusedEarly = "table_reused_early", "torn", Ordering of Generous -> Common;
+    /// Copies of many pieces do not wait for the writer of the sources.
+    UpdateNotOrdered = "update_not_ordered", "torn", Ordering of Generous -> Common;
+    /// The writer of the sources does not wait for copies of many pieces.
+    UpdateNotAwaited = "update_not_awaited", "torn", Ordering of Generous -> Common;
     /// Memory that is returned together is dropped at once, instead of after the work that uses it.
     GroupReleasedEarly = "group_released_early", "batch", Ordering of Common -> Generous;
     /// Memory that is returned together a moment later is not ordered after its reader.
@@ -248,7 +256,7 @@ fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Route, Sides, property, replay, tree};
+    use crate::{Calls, Route, Sides, property, replay, tree};
 
     #[test]
     fn the_wrapper_itself_does_no_harm() {
@@ -321,6 +329,30 @@ mod tests {
         }
     }
 
+    /// Returns what `torn` says of the fault, by one way of copying: the words of its own oracle, and not of the checker.
+    fn torn_by(calls: Calls, fault: Option<Fault>, seed: u64) -> Option<String> {
+        let device = SimDevice::new(seed);
+        let [from, to] = [Habits::Generous, Habits::Common].map(|habits| SimFramework::new(&device, habits));
+        let pair = Pair::new(&from, &to).with_ordering(device.ordering_with(fault));
+        let (torn, sides) = (property("torn").unwrap(), Sides::of(&from, &to));
+        let cases = (0..100).map(|index| tree(torn, &sides, seed, index).current());
+        let mut failures = cases.filter(|case| case.calls == calls).filter_map(|case| replay(&pair, torn, &case).err());
+        failures.find_map(|failure| failure.message.contains("of generation").then_some(failure.message))
+    }
+
+    #[test]
+    fn each_way_of_copying_finds_torn_targets_by_their_elements() {
+        use Calls::{Halves, Prepared, Together};
+        use Fault::{PieceLeftOut, TableReusedEarly, UpdateNotAwaited, UpdateNotOrdered};
+        for calls in [Together, Halves, Prepared] {
+            assert_eq!(torn_by(calls, None, 5), None, "{calls:?}");
+            for fault in [PieceLeftOut, UpdateNotOrdered, UpdateNotAwaited] {
+                assert!(torn_by(calls, Some(fault), 5).is_some(), "{calls:?} does not find {fault:?}");
+            }
+        }
+        assert!(torn_by(Halves, Some(TableReusedEarly), 5).is_some());
+    }
+
     #[test]
     fn no_reason_shows_a_value_as_rust_writes_it() {
         for planted in FAULTS.iter().filter(|planted| matches!(planted.role, Role::Source | Role::Target)) {
@@ -346,7 +378,7 @@ mod tests {
 
     #[test]
     fn every_fault_names_a_property() {
-        assert!(FAULTS.len() >= 54);
+        assert!(FAULTS.len() >= 58);
         assert!(FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
         assert!(REAL_FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
     }
