@@ -39,7 +39,7 @@ struct Change {
 pub(crate) fn lists(sides: &Sides) -> BoxedStrategy<Vec<Pieces>> {
     let dtypes = sides.computed_dtypes();
     let source = prop_oneof![5 => tensors(sides, dtypes, false), 1 => blocks(sides, SIZES.into())];
-    let count = prop_oneof![3 => Just(1usize), 3 => 2usize..6, 1 => 16usize..40];
+    let count = prop_oneof![3 => Just(1usize), 3 => 2usize..6, 1 => 16usize..64];
     let on_host = prop_oneof![16 => Just(None), 1 => select(&[Some(End::Source), Some(End::Target)][..])];
     let (to, shared) = (targets(sides), prop::bool::weighted(0.3));
     let pieces = (source, changes(), count, shared, on_host).prop_map(move |(from, change, count, shared, on_host)| {
