@@ -250,7 +250,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "order",
         doc: "the consumer sees what the owner's stream had still to write",
-        weight: 12,
+        weight: 13,
         native: true,
         left_out: no_streams,
         strategy: |sides| {
@@ -272,7 +272,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "release_order",
         doc: "memory is reused only after its last reader",
-        weight: 12,
+        weight: 13,
         native: true,
         left_out: no_streams,
         strategy: |sides| {
