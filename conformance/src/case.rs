@@ -1,6 +1,6 @@
 //! One case: everything random that a property needs, as data that can be written down, replayed and shrunk.
 
-use crate::{Capabilities, Spec, Subject};
+use crate::{Capabilities, Spec, Subject, model};
 use bridge_core::{DType, Device, Profile};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
@@ -152,16 +152,20 @@ pub struct Side {
     pub can: Capabilities,
     /// Number of streams beside the default one.
     pub streams: usize,
+    /// Whether its adapter lets others [write](bridge_core::Adapter::overwritten) to its tensors.
+    #[serde(default)]
+    pub is_target: bool,
 }
 
 impl Side {
     fn of<T>(subject: &dyn Subject<Tensor = T>) -> Self {
-        Self {
-            name: subject.name().into(),
-            profile: subject.profile().clone(),
-            can: subject.capabilities(),
-            streams: subject.streams().len(),
-        }
+        let (profile, can) = (subject.profile().clone(), subject.capabilities());
+        let dtype = can.dtypes.first().filter(|_| can.writes).copied();
+        let is_target = dtype.is_some_and(|dtype| {
+            let made = subject.create(&Spec::row(dtype, 1, &profile.rank), &vec![0; model::itemsize(dtype)]);
+            made.is_ok_and(|tensor| subject.overwritten(&tensor).is_ok())
+        });
+        Self { name: subject.name().into(), profile, can, streams: subject.streams().len(), is_target }
     }
 }
 

@@ -284,8 +284,8 @@ mod tests {
         // From the definitions of the formats.
         assert_eq!(cast(D::FLOAT32, D::FLOAT16, &65_504f32.to_le_bytes()), [0xff, 0x7b]);
         assert_eq!(cast(D::FLOAT32, D::FLOAT16, &(-2f32.powi(-24)).to_le_bytes()), [0x01, 0x80]);
-        assert_eq!(cast(D::FLOAT32, D::BFLOAT16, &1.003_906_25f32.to_le_bytes()), [0x80, 0x3f], "even");
-        assert_eq!(cast(D::FLOAT32, D::BFLOAT16, &1.011_718_75f32.to_le_bytes()), [0x82, 0x3f], "even");
+        assert_eq!(cast(D::FLOAT32, D::BFLOAT16, &(257.0f32 / 256.0).to_le_bytes()), [0x80, 0x3f], "even");
+        assert_eq!(cast(D::FLOAT32, D::BFLOAT16, &(259.0f32 / 256.0).to_le_bytes()), [0x82, 0x3f], "even");
         assert_eq!(cast(D::FLOAT16, D::FLOAT8_E4M3FN, &[0x00, 0x5f]), [0x7e], "448");
         assert_eq!(cast(D::FLOAT8_E5M2, D::FLOAT8_E4M3FN, &[0x3f]), [0x3e], "1.75");
     }

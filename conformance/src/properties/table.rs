@@ -385,9 +385,9 @@ pub static PROPERTIES: &[Property] = &[
         native: false,
         left_out: |sides| {
             let apart = !sides.from.can.foreign_streams || !sides.to.can.foreign_streams;
-            (!sides.to.can.writes)
-                .then_some("the tensors of the target are not written to")
-                .or(apart.then_some("copies into tensors are within one process: versions are for several"))
+            apart
+                .then_some("copies into tensors are within one process: versions are for several")
+                .or((!sides.to.is_target).then_some("the target lets no other write to its tensors"))
                 .or_else(|| no_computed_dtype(sides))
         },
         strategy: |sides| {
