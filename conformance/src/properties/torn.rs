@@ -5,8 +5,9 @@ use crate::model::{self, Random};
 use crate::{Calls, Case, Coverage, End, Pieces, Spec, Subject, words};
 use bridge_core::{Cast, DType, Device, Misfit, Order, Pair as Update, Prepared, Stream, copy_all};
 
-/// Bytes that every float of [`Cast::DTYPES`] casts to any other one, to four results that differ.
-const CAST: [u8; 4] = [0x3f, 0x40, 0xbf, 0xc0];
+/// Bytes of which elements of any float of [`Cast::DTYPES`] consist, and are cast to any other one: to four results that
+/// differ, and none beyond the finite ones.
+const CAST: [u8; 4] = [0x3e, 0x40, 0xbe, 0xbf];
 
 /// The generation of what a target holds before the first copy. Sources hold generation 0 then.
 const GARBAGE: usize = 0xfe;
@@ -272,4 +273,26 @@ fn made<S>(subject: &dyn Subject<Tensor = S>, spec: &Spec, on_host: bool, byte: 
 fn misfit(Misfit { index, error, .. }: Misfit) -> Failure {
     let failure = Failure::from(error);
     Failure { message: format!("piece {}: {failure}", index + 1), ..failure }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn casts_tell_generations_apart() {
+        let pairs = Cast::DTYPES.iter().flat_map(|from| Cast::DTYPES.iter().map(move |to| (*from, *to)));
+        for (from, to) in pairs.filter(|(from, to)| from != to) {
+            let source = |byte| vec![byte; model::itemsize(from)];
+            let results = CAST.map(|byte| model::cast(from, to, &source(byte)));
+            for (index, result) in results.iter().enumerate() {
+                assert!(!results[..index].contains(result), "{from} to {to}: {results:x?}");
+                // Every format is finite there.
+                let is_wide = to == DType::FLOAT64;
+                let value = if is_wide { result.clone() } else { model::cast(to, DType::FLOAT64, result) };
+                let value = f64::from_le_bytes(value.try_into().unwrap());
+                assert!((-2.5..33.0).contains(&value), "{from} to {to}: {value}");
+            }
+        }
+    }
 }
