@@ -162,7 +162,11 @@ impl<'a, F, T> Scene<'a, F, T> {
         let (ndim, count) = (kind.from.shape.len(), rows(&kind.from.shape));
         let is_part =
             self.parts && kind.shared && index % 2 == 1 && (ndim, count) == (piece.shape.len(), rows(&piece.shape));
-        let part = if is_part && count > 1 { pair.from.part(&self.sources[number - 1], 1).transpose()? } else { None };
+        let part = if is_part && count > 1 && model::numel(&kind.from.shape) > 0 {
+            pair.from.part(&self.sources[number - 1], 1).transpose()?
+        } else {
+            None
+        };
         let to = Spec { dtype, ..kind.to.clone() };
         let garbage = piece.byte(*seed, GARBAGE);
         let mut target = made(pair.to, &to, kind.on_host == Some(End::Target), garbage)?;
