@@ -1,6 +1,6 @@
 //! One case: everything random that a property needs, as data that can be written down, replayed and shrunk.
 
-use crate::{Capabilities, Spec, Subject};
+use crate::{Capabilities, Spec, Subject, model};
 use bridge_core::{DType, Device, Profile};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
@@ -24,6 +24,53 @@ pub struct Case {
     /// The steps of the property `life`.
     #[serde(default)]
     pub ops: Vec<Op>,
+    /// What the property `torn` copies together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pieces: Vec<Pieces>,
+    /// How it copies them.
+    #[serde(default)]
+    pub calls: Calls,
+}
+
+/// How pieces are copied.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Calls {
+    /// All by one call.
+    #[default]
+    Together,
+    /// Every second one by one call, the others by a call right after it.
+    Halves,
+    /// All by a copier, which is prepared once.
+    Prepared,
+}
+
+/// Equal pieces of one copy: each has a source and a target of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pieces {
+    /// Each source.
+    pub from: Spec,
+    /// Each target, to whose shape the source is broadcast. Where its dtype is another one, the source is cast.
+    pub to: Spec,
+    /// Number of pieces.
+    pub count: usize,
+    /// Whether every second piece copies the rows from the second on of the source before it, into those of its own
+    /// target, where both frameworks make such views.
+    #[serde(default)]
+    pub shared: bool,
+    /// The side that is in memory of the host, where its framework makes such tensors beside those of the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_host: Option<End>,
+}
+
+/// A side of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// What is copied.
+    Source,
+    /// What it is copied into.
+    Target,
 }
 
 /// Streams of the two frameworks, by number: 0 is the default one, 1 the first of [`Subject::streams`].
@@ -105,16 +152,20 @@ pub struct Side {
     pub can: Capabilities,
     /// Number of streams beside the default one.
     pub streams: usize,
+    /// Whether its adapter lets others [write](bridge_core::Adapter::overwritten) to its tensors.
+    #[serde(default)]
+    pub is_target: bool,
 }
 
 impl Side {
     fn of<T>(subject: &dyn Subject<Tensor = T>) -> Self {
-        Self {
-            name: subject.name().into(),
-            profile: subject.profile().clone(),
-            can: subject.capabilities(),
-            streams: subject.streams().len(),
-        }
+        let (profile, can) = (subject.profile().clone(), subject.capabilities());
+        let dtype = can.dtypes.first().filter(|_| can.writes).copied();
+        let is_target = dtype.is_some_and(|dtype| {
+            let made = subject.create(&Spec::row(dtype, 1, &profile.rank), &vec![0; model::itemsize(dtype)]);
+            made.is_ok_and(|tensor| subject.overwritten(&tensor).is_ok())
+        });
+        Self { name: subject.name().into(), profile, can, streams: subject.streams().len(), is_target }
     }
 }
 
@@ -143,11 +194,13 @@ impl Sides {
     /// Returns whether the source makes the tensor of this case. A case that was kept may be older than what the source
     /// declares.
     pub(crate) fn makes(&self, case: &Case) -> bool {
-        let (Side { profile, can, .. }, spec) = (&self.from, &case.spec);
-        can.dtypes.contains(&spec.dtype)
-            && profile.rank.contains(&spec.shape.len())
-            && (can.read_only || !spec.read_only)
-            && spec.pending.is_none_or(|pending| can.defers.contains(&pending))
+        let Side { profile, can, .. } = &self.from;
+        std::iter::once(&case.spec).chain(case.pieces.iter().map(|pieces| &pieces.from)).all(|spec| {
+            can.dtypes.contains(&spec.dtype)
+                && profile.rank.contains(&spec.shape.len())
+                && (can.read_only || !spec.read_only)
+                && spec.pending.is_none_or(|pending| can.defers.contains(&pending))
+        })
     }
 
     /// Returns the numbers of dimensions that both profiles list. Empty where there is none.

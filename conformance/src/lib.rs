@@ -61,6 +61,7 @@ mod engine;
 pub mod expect;
 pub mod fault;
 mod host;
+mod lists;
 pub mod model;
 #[cfg(feature = "runner")]
 mod names;
@@ -89,7 +90,7 @@ mod subject;
 mod verdict;
 mod words;
 
-pub use case::{Case, Op, Picks, Route, Side, Sides};
+pub use case::{Calls, Case, End, Op, Picks, Pieces, Route, Side, Sides};
 pub use engine::{Config, Observer, REPLAYED, certify, replay, shrink, tree};
 pub use expect::{Expectation, Regression};
 pub use host::{HostSubject, HostTensors};

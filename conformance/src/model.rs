@@ -117,6 +117,50 @@ pub fn resolve(dtype: DType, pending: Option<Pending>, bytes: &mut [u8]) {
     }
 }
 
+/// Floating-point dtypes, with the bits of their exponents and of their fractions.
+const FLOATS: [(DType, u32, u32); 6] = [
+    (DType::FLOAT16, 5, 10),
+    (DType::BFLOAT16, 8, 7),
+    (DType::FLOAT32, 8, 23),
+    (DType::FLOAT64, 11, 52),
+    (DType::FLOAT8_E4M3FN, 4, 3),
+    (DType::FLOAT8_E5M2, 5, 2),
+];
+
+/// Returns one finite element, cast to the nearest of another dtype, which has a finite one that is not smaller. Of two
+/// as near it is the one whose last bit is 0.
+///
+/// # Panics
+///
+/// For a dtype that is not cast.
+pub fn cast(from: DType, to: DType, element: &[u8]) -> Vec<u8> {
+    let format = |dtype| {
+        let (_, exponent, fraction) = FLOATS.into_iter().find(|(known, ..)| *known == dtype).expect("a float is cast");
+        (exponent, fraction)
+    };
+    let value = |(exponent, fraction): (u32, u32), bits: u64| {
+        let (raw, part) =
+            ((bits >> fraction) as i32, (bits & ((1 << fraction) - 1)) as f64 / (1u64 << fraction) as f64);
+        let bias = (1 << (exponent - 1)) - 1;
+        if raw == 0 { part * 2f64.powi(1 - bias) } else { (1.0 + part) * 2f64.powi(raw - bias) }
+    };
+    let mut bytes = [0; 8];
+    bytes[..element.len()].copy_from_slice(element);
+    let bits = u64::from_le_bytes(bytes);
+    let sign = 1 << (8 * element.len() - 1);
+    let exact = value(format(from), bits & !sign);
+    // Without their sign, elements are ordered as their bits are.
+    let (mut below, mut above) = (0, 1 << (8 * itemsize(to) - 1));
+    while above - below > 1 {
+        let middle = below + (above - below) / 2;
+        if value(format(to), middle) <= exact { below = middle } else { above = middle }
+    }
+    let (down, up) = (exact - value(format(to), below), value(format(to), above) - exact);
+    let nearest = if up < down || (up == down && below & 1 == 1) { above } else { below };
+    let signed = nearest | if bits & sign == 0 { 0 } else { 1 << (8 * itemsize(to) - 1) };
+    signed.to_le_bytes()[..itemsize(to)].to_vec()
+}
+
 /// Returns the elements of the view in row-major order, from its base buffer.
 pub fn elements(spec: &Spec, base: &[u8]) -> Vec<u8> {
     let size = itemsize(spec.dtype);
@@ -226,6 +270,24 @@ mod tests {
         assert!(elements(&spec(DType::UINT8, &[0, 3], &[3, 1], 0, 0), &[]).is_empty());
         assert_eq!(elements(&spec(DType::UINT8, &[], &[], 1, 2), &[4, 5]), [5]);
         assert_eq!(elements(&spec(DType::UINT8, &[2, 2], &[1, 0], 0, 2), &[4, 5]), [4, 4, 5, 5]);
+    }
+
+    #[test]
+    fn casts_are_to_the_nearest() {
+        use DType as D;
+        let narrowed = |value: f64| cast(D::FLOAT64, D::FLOAT32, &value.to_le_bytes());
+        for value in [0.0, -1.0, 0.1, -3.0e-40, 16_777_217.0, 16_777_219.0, 32.501960784313725] {
+            assert_eq!(narrowed(value), (value as f32).to_le_bytes(), "{value}");
+            let single = value as f32;
+            assert_eq!(cast(D::FLOAT32, D::FLOAT64, &single.to_le_bytes()), f64::from(single).to_le_bytes(), "{value}");
+        }
+        // From the definitions of the formats.
+        assert_eq!(cast(D::FLOAT32, D::FLOAT16, &65_504f32.to_le_bytes()), [0xff, 0x7b]);
+        assert_eq!(cast(D::FLOAT32, D::FLOAT16, &(-2f32.powi(-24)).to_le_bytes()), [0x01, 0x80]);
+        assert_eq!(cast(D::FLOAT32, D::BFLOAT16, &(257.0f32 / 256.0).to_le_bytes()), [0x80, 0x3f], "even");
+        assert_eq!(cast(D::FLOAT32, D::BFLOAT16, &(259.0f32 / 256.0).to_le_bytes()), [0x82, 0x3f], "even");
+        assert_eq!(cast(D::FLOAT16, D::FLOAT8_E4M3FN, &[0x00, 0x5f]), [0x7e], "448");
+        assert_eq!(cast(D::FLOAT8_E5M2, D::FLOAT8_E4M3FN, &[0x3f]), [0x3e], "1.75");
     }
 
     #[test]

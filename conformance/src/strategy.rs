@@ -1,6 +1,6 @@
 //! Random cases: how each property's tensors, streams and steps are chosen.
 
-use crate::{Case, Op, Picks, Route, Sides, Spec, model};
+use crate::{Calls, Case, Op, Picks, Route, Sides, Spec, model};
 use bridge_core::{DType, MAX_NDIM, Strides};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -324,6 +324,8 @@ pub(crate) fn cases(specs: BoxedStrategy<Spec>, copies: &'static [Option<bool>])
             copy,
             route: Route::Direct,
             ops: Vec::new(),
+            pieces: Vec::new(),
+            calls: Calls::default(),
         })
         .boxed()
 }

@@ -1,7 +1,7 @@
 //! What reports say of plans, errors and steps. They show no value as Rust writes it.
 
 use crate::model::Expected;
-use crate::{Observed, Op, Spec};
+use crate::{Calls, End, Observed, Op, Pieces, Spec};
 use bridge_core::{ErrorKind, Plan};
 use std::fmt;
 
@@ -43,6 +43,31 @@ pub fn copy(copy: Option<bool>) -> &'static str {
         None => "a copy if one is needed",
         Some(true) => "a copy",
         Some(false) => "no copy",
+    }
+}
+
+/// Returns how pieces are copied.
+pub fn calls(calls: Calls) -> &'static str {
+    match calls {
+        Calls::Together => "by one call",
+        Calls::Halves => "by two calls, every second piece by the second one",
+        Calls::Prepared => "by a copier",
+    }
+}
+
+/// The pieces in one line: `2 pieces of int8, shape [3], strides [1], offset 0 into int8, …`.
+impl fmt::Display for Pieces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to, count, shared, on_host } = self;
+        write!(f, "{} of {from} into {to}", counted(*count, "piece"))?;
+        if *shared {
+            f.write_str("; every second one is a part of the one before")?;
+        }
+        match on_host {
+            Some(End::Source) => f.write_str("; the sources are on the host"),
+            Some(End::Target) => f.write_str("; the targets are on the host"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -91,7 +116,7 @@ impl fmt::Display for Observed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bridge_core::Reason;
+    use bridge_core::{DType, Reason};
 
     #[test]
     fn words_stand_in_the_place_of_values() {
@@ -101,5 +126,10 @@ mod tests {
         assert_eq!(Op::Convert(3, Some(false)).to_string(), "convert tensor 3, with no copy");
         assert_eq!((in_use(None), in_use(Some(1))), ("an unknown number of bytes".into(), "1 byte".into()));
         assert_eq!(counted(0, "row"), "0 rows");
+        let row = Spec::compact(DType::INT8, &[3]);
+        let pieces = Pieces { from: row.clone(), to: row, count: 2, shared: true, on_host: Some(End::Target) };
+        let expected = "2 pieces of int8, shape [3], strides [1], offset 0 into int8, shape [3], strides [1], offset 0; \
+                        every second one is a part of the one before; the targets are on the host";
+        assert_eq!(pieces.to_string(), expected);
     }
 }

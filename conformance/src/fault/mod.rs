@@ -151,6 +151,14 @@ faults! {
     CopyOutsideStream = "copy_outside_stream", "order", Ordering of Generous -> Common;
     /// The memory between the two halves of a copy is reused before it has been read.
     StagingReusedEarly = "staging_reused_early", "staging", Ordering of Generous -> Common;
+    /// Copies of many pieces leave one out.
+    PieceLeftOut = "piece_left_out", "torn", Ordering of Generous -> Common;
+    /// The memory that says which pieces are copied is reused for the next launch, before the last one has read it.
+    TableReusedEarly = "table_reused_early", "torn", Ordering of Generous -> Common;
+    /// Copies of many pieces do not wait for the writer of the sources.
+    UpdateNotOrdered = "update_not_ordered", "torn", Ordering of Generous -> Common;
+    /// The writer of the sources does not wait for copies of many pieces.
+    UpdateNotAwaited = "update_not_awaited", "torn", Ordering of Generous -> Common;
     /// Memory that is returned together is dropped at once, instead of after the work that uses it.
     GroupReleasedEarly = "group_released_early", "batch", Ordering of Common -> Generous;
     /// Memory that is returned together a moment later is not ordered after its reader.
@@ -248,7 +256,7 @@ fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Route, Sides, property, replay, tree};
+    use crate::{Calls, Failure, Route, Sides, property, replay, tree};
 
     #[test]
     fn the_wrapper_itself_does_no_harm() {
@@ -321,6 +329,35 @@ mod tests {
         }
     }
 
+    /// Returns what `torn` says of the fault, by one way of copying: the words of its own oracle, and not of the checker.
+    /// Without a fault it returns any failure.
+    fn torn_by(calls: Calls, fault: Option<Fault>, seed: u64) -> Option<String> {
+        let device = SimDevice::new(seed);
+        let [from, to] = [Habits::Generous, Habits::Common].map(|habits| SimFramework::new(&device, habits));
+        let pair = Pair::new(&from, &to).with_ordering(device.ordering_with(fault));
+        let (torn, sides) = (property("torn").unwrap(), Sides::of(&from, &to));
+        let cases = (0..100).map(|index| tree(torn, &sides, seed, index).current());
+        let mut failures = cases.filter(|case| case.calls == calls).filter_map(|case| replay(&pair, torn, &case).err());
+        let counts = |failure: &Failure| fault.is_none() || failure.message.contains("of generation");
+        failures.find(counts).map(|failure| failure.message)
+    }
+
+    /// For longer: `TRUEBRIDGE_SEEDS=50`.
+    #[test]
+    fn each_way_of_copying_finds_torn_targets_by_their_elements() {
+        use Calls::{Halves, Prepared, Together};
+        use Fault::{PieceLeftOut, TableReusedEarly, UpdateNotAwaited, UpdateNotOrdered};
+        let seeds = std::env::var("TRUEBRIDGE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(1);
+        for (seed, calls) in (0..seeds).flat_map(|seed| [Together, Halves, Prepared].map(|calls| (seed, calls))) {
+            assert_eq!(torn_by(calls, None, seed), None, "{calls:?}, seed {seed}");
+            let early = (calls == Halves).then_some(TableReusedEarly);
+            for fault in [PieceLeftOut, UpdateNotOrdered, UpdateNotAwaited].into_iter().chain(early) {
+                let found = torn_by(calls, Some(fault), seed);
+                assert!(found.is_some(), "{calls:?} does not find {fault:?}, seed {seed}");
+            }
+        }
+    }
+
     #[test]
     fn no_reason_shows_a_value_as_rust_writes_it() {
         for planted in FAULTS.iter().filter(|planted| matches!(planted.role, Role::Source | Role::Target)) {
@@ -346,7 +383,7 @@ mod tests {
 
     #[test]
     fn every_fault_names_a_property() {
-        assert!(FAULTS.len() >= 54);
+        assert!(FAULTS.len() >= 58);
         assert!(FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
         assert!(REAL_FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
     }

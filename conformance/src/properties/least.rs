@@ -43,6 +43,7 @@ const LEAST: &[Least] = &[
     Least { property: "copy", way: Way::Copied, one_in: 2, why: "it compares copies" },
     Least { property: "far", way: Way::Copied, one_in: 2, why: "it compares copies" },
     Least { property: "staging", way: Way::Copied, one_in: 2, why: "it compares copies" },
+    Least { property: "torn", way: Way::Copied, one_in: 2, why: "it judges copies" },
     Least { property: "huge", way: Way::InPlace, one_in: 2, why: "it counts the elements of views" },
     Least { property: "threads", way: Way::InPlace, one_in: 50, why: "only a view has a lease that threads share" },
     Least { property: "devices", way: Way::InPlace, one_in: 20, why: "a copy may wait by itself" },

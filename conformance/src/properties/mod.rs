@@ -15,6 +15,7 @@ mod place;
 mod subject;
 mod table;
 mod threads;
+mod torn;
 mod watched;
 
 pub(crate) use least::hardly_tested;

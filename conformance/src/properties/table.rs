@@ -2,9 +2,11 @@
 
 use super::{
     Outcome, Pair, Take, batch, contents, copies, device, failure, graph, huge, life, order, place, subject, threads,
+    torn,
 };
+use crate::lists::lists;
 use crate::strategy::{apart, blocks, cases, lives, of_source, picks, tensors, tiled, uncountable};
-use crate::{Case, Op, Route, Sides, model};
+use crate::{Calls, Case, Op, Route, Sides, model};
 use bridge_core::{DType, DeviceKind, Pending, Strides};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -47,6 +49,7 @@ enum Check {
     Far,
     Huge,
     Staging,
+    Torn,
     Failure,
     Threads,
     Devices,
@@ -89,6 +92,7 @@ impl Property {
             Check::Far => copies::far(pair, case),
             Check::Huge => huge::huge(pair, case),
             Check::Staging => copies::staging(pair, case),
+            Check::Torn => torn::torn(pair, case),
             Check::Failure => failure::failure(pair, case),
             Check::Threads => threads::threads(pair, case),
             Check::Devices => device::devices(pair, case),
@@ -126,6 +130,9 @@ const ROUTES: &[Route] = &[
     Route::Beside,
     Route::Fresh,
 ];
+
+/// How `torn` copies. The plain way is first: cases shrink towards it.
+const CALLS: &[Calls] = &[Calls::Together, Calls::Halves, Calls::Prepared];
 
 /// Every property, in the order in which they run: `subject` first, because no other verdict means anything where it
 /// fails, then `life`, because a view whose memory is gone may end the process.
@@ -243,7 +250,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "order",
         doc: "the consumer sees what the owner's stream had still to write",
-        weight: 12,
+        weight: 13,
         native: true,
         left_out: no_streams,
         strategy: |sides| {
@@ -265,7 +272,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "release_order",
         doc: "memory is reused only after its last reader",
-        weight: 12,
+        weight: 13,
         native: true,
         left_out: no_streams,
         strategy: |sides| {
@@ -370,6 +377,31 @@ pub static PROPERTIES: &[Property] = &[
             (plain, picks(sides)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
         },
         check: Check::Staging,
+    },
+    Property {
+        name: "torn",
+        doc: "what is copied together is of one generation, while the sources are written",
+        weight: 4,
+        native: false,
+        left_out: |sides| {
+            let apart = !sides.from.can.foreign_streams || !sides.to.can.foreign_streams;
+            apart
+                .then_some("copies into tensors are within one process: versions are for several")
+                .or((!sides.to.is_target).then_some("the target lets no other write to its tensors"))
+                .or_else(|| no_computed_dtype(sides))
+        },
+        strategy: |sides| {
+            let plain = cases(blocks(sides, SUBJECT_SIZES.into()), NONE);
+            // A copier keeps its sources, and a source that is not written to is replaced by another one.
+            let calls = if sides.from.can.writes { CALLS } else { &CALLS[..2] };
+            (lists(sides), plain, picks(sides), select(calls))
+                .prop_map(|(pieces, case, streams, calls)| {
+                    let spec = pieces[0].from.clone();
+                    Case { spec, pieces, streams, calls, ..case }
+                })
+                .boxed()
+        },
+        check: Check::Torn,
     },
     Property {
         name: "failure",

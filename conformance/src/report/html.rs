@@ -91,9 +91,15 @@ fn picture(case: &Case, property: &str, names: [&str; 2]) -> String {
     facts.extend(spec.pending.map(|pending| format!("deferred: {}", format!("{pending:?}").to_lowercase())));
     facts.push(format!("requested: {}", words::copy(case.copy)));
     facts.push(format!("seed {}", case.seed));
+    let pieces: String =
+        case.pieces.iter().map(|pieces| format!("<li>{}</li>", escaped(&pieces.to_string()))).collect();
+    let pieces = match pieces.is_empty() {
+        true => pieces,
+        false => format!("<p class=\"soft\">Copied {}:</p>\n<ul>{pieces}</ul>\n", words::calls(case.calls)),
+    };
     let data = serde_json::to_string_pretty(case).unwrap_or_default();
     format!(
-        "<p class=\"soft\">{}</p>\n<div class=\"scroll\">{}</div>\n<p class=\"soft\">{}</p>\n{}\n\
+        "<p class=\"soft\">{}</p>\n<div class=\"scroll\">{}</div>\n<p class=\"soft\">{}</p>\n{pieces}{}\n\
          <details><summary>The case as data</summary><pre>{}</pre></details>\n",
         escaped(&facts.join("; ")),
         layout(spec),

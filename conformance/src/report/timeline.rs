@@ -107,6 +107,16 @@ const STEPS: &[(&str, Option<Route>, &[Step])] = &[
         ],
     ),
     (
+        "torn",
+        None,
+        &[
+            (Source, WRITE, "the sources are written, late in some of the copies"),
+            (Target, READ, "all pieces are copied, late in the other copies"),
+            (Source, WRITE, "the sources are overwritten"),
+            (Target, READ, "the targets are read"),
+        ],
+    ),
+    (
         "failure",
         None,
         &[

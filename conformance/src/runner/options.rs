@@ -2,6 +2,7 @@
 
 use super::sanitizer::Sanitizer;
 use crate::names::in_other_process;
+use crate::{PROPERTIES, property};
 use bridge_core::{Device, DeviceKind};
 use clap::Parser;
 use std::path::PathBuf;
@@ -77,9 +78,17 @@ pub struct Options {
     /// Serve this adapter to the worker that judges it, at the standard input and output.
     #[arg(long, hide = true)]
     pub remote: Option<String>,
-    /// The properties that a worker judges.
-    #[arg(long, hide = true, value_delimiter = ',')]
+    /// Properties to judge (default: all).
+    #[arg(long, value_name = "NAME,NAME", value_delimiter = ',', value_parser = known_property)]
     pub properties: Vec<String>,
+}
+
+/// Refuses what is not the name of a property.
+fn known_property(name: &str) -> Result<String, String> {
+    let names = || PROPERTIES.iter().map(|property| property.name).collect::<Vec<_>>().join(", ");
+    property(name)
+        .map(|property| property.name.into())
+        .ok_or_else(|| format!("there is no such property: there are {}", names()))
 }
 
 impl Options {

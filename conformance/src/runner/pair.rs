@@ -95,7 +95,7 @@ impl Job<'_> {
         let (from, to) = (self.pair.from.clone(), self.pair.to.clone());
         let mut report = PairReport { from, to, device: self.device.to_string(), properties: Vec::new() };
         loop {
-            let rest = rest(&report);
+            let rest = rest(&report, &self.options.properties);
             let work =
                 if rest.is_empty() { Work::Done } else { self.one_worker(&rest, started, &mut report, progress) };
             match work {
@@ -117,7 +117,8 @@ impl Job<'_> {
                     }
                     if matches!(death.ending, Ending::Overdue(_)) {
                         let late = |name| failed(name, 0, Verdict::Failed, "not run: no time was left".into());
-                        let late: Vec<_> = self::rest(&report).into_iter().map(late).collect();
+                        let late: Vec<_> =
+                            self::rest(&report, &self.options.properties).into_iter().map(late).collect();
                         report.properties.extend(late);
                         return report;
                     }
@@ -185,10 +186,11 @@ impl Job<'_> {
     }
 }
 
-/// Returns the properties that have not been judged.
-fn rest(report: &PairReport) -> Vec<&'static str> {
+/// Returns the properties that are chosen, or all, and have not been judged.
+fn rest(report: &PairReport, chosen: &[String]) -> Vec<&'static str> {
     let judged = |name: &str| report.properties.iter().any(|property| property.name == name);
-    PROPERTIES.iter().map(|property| property.name).filter(|name| !judged(name)).collect()
+    let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|chosen| chosen == name);
+    PROPERTIES.iter().map(|property| property.name).filter(|name| is_chosen(name) && !judged(name)).collect()
 }
 
 fn failed(name: &str, cases: u32, verdict: Verdict, reason: String) -> PropertyReport {

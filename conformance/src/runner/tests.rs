@@ -124,6 +124,16 @@ fn a_worker_in_which_all_is_well() {
 }
 
 #[test]
+fn only_the_properties_that_are_named_are_judged() {
+    let line = "--device cpu --pairs torch:numpy --properties torn,copy";
+    let (_, report) = Folder::new("named").run(line, &passing());
+    let judged = &report.unwrap().pairs[0].properties;
+    assert_eq!(judged.iter().map(|judged| &*judged.name).collect::<Vec<_>>(), ["copy", "torn"]);
+    let refused = Options::read(&["--properties".into(), "tron".into()]).unwrap_err().to_string();
+    assert!(refused.contains("there is no such property"), "{refused}");
+}
+
+#[test]
 fn a_flaw_is_found_where_the_property_fails_or_the_process_dies_in_it() {
     let started = say(&Message::Started { property: DYING.into(), index: INDEX, case: dying_case() });
     let script = format!(

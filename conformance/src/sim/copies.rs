@@ -2,10 +2,11 @@
 
 use super::device::{Event, SimDevice};
 use super::memory::Memory;
+use super::tables::{Tables, flip, view};
 use super::tensor::View;
 use crate::fault::Fault;
 use crate::model;
-use bridge_core::{Copies, DType, Error, ErrorKind, Result, Stream, Strided};
+use bridge_core::{Cast, Copies, Device, Error, ErrorKind, Failed, Piece, Planned, Result, Stream, Strided};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Copies strided tensors, those without compact strides through staging memory.
@@ -13,6 +14,7 @@ pub(super) struct SimCopies {
     device: SimDevice,
     fault: Option<Fault>,
     staging: Mutex<Vec<Staging>>,
+    pub(super) tables: Arc<Tables>,
 }
 
 /// A block of memory between the two halves of a copy.
@@ -23,15 +25,13 @@ struct Staging {
     used: Event,
 }
 
-/// Unsigned integers by their size in bytes, and a dtype for 16: copies know no other property of elements.
-const BITS: [DType; 5] = [DType::UINT8, DType::UINT16, DType::UINT32, DType::UINT64, DType::COMPLEX128];
-
 /// The length of a tile. Real tiles are longer, and so are the tensors that they copy.
 const TILE: i64 = 4;
 
 impl SimCopies {
     pub(super) fn new(device: SimDevice, fault: Option<Fault>) -> Self {
-        Self { device, fault, staging: Mutex::default() }
+        let tables = Tables::new(device.clone(), fault);
+        Self { device, fault, staging: Mutex::default(), tables }
     }
 
     /// Returns the address of staging memory that no work uses any more.
@@ -53,11 +53,7 @@ impl SimCopies {
             let size = model::itemsize(from.dtype);
             let from = if fault == Some(Fault::IndexWraps) { &wrapped(from.clone()) } else { &from };
             let mut bytes = from.gather(memory);
-            if flips != 0 {
-                for element in bytes.chunks_mut(size) {
-                    element.iter_mut().zip(flips.to_le_bytes()).for_each(|(byte, flip)| *byte ^= flip);
-                }
-            }
+            flip(&mut bytes, size, flips);
             if fault == Some(Fault::TileEdgeSkipped) {
                 leave_edge(&to, &mut bytes, &to.gather(memory));
             }
@@ -70,18 +66,9 @@ impl SimCopies {
 // SAFETY: simulated memory is a table of bytes, which faults spoil on purpose.
 unsafe impl Copies for SimCopies {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
-        let bits = BITS.into_iter().find(|dtype| dtype.itemsize() == Some(from.layout.itemsize()));
-        let (Some(dtype), Some(stream)) = (bits, stream) else {
+        let (Some(from_view), Some(to_view), Some(stream)) = (view(from), view(to), stream) else {
             return Err(Error::new(ErrorKind::CopyNeeded, "the simulated device copies no such elements"));
         };
-        let view = |side: Strided<'_>| View {
-            dtype,
-            shape: side.layout.shape().into(),
-            strides: side.layout.strides().into(),
-            address: side.data,
-            pending: None,
-        };
-        let (from_view, to_view) = (view(from), view(to));
         let stream = if self.fault == Some(Fault::CopyOutsideStream) { Stream::LEGACY } else { stream };
         if from.layout.is_compact() {
             return self.submit(from_view, to_view, flips, stream);
@@ -93,6 +80,18 @@ unsafe impl Copies for SimCopies {
         let staged = View { address, strides, ..from_view.clone() };
         self.submit(from_view, staged.clone(), flips, stream)?;
         self.submit(staged, to_view, 0, stream)
+    }
+
+    unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
+        self.tables.copy_all(pieces, stream.unwrap_or(Stream::LEGACY))
+    }
+
+    fn plan(&self, _: Device, pieces: &[Piece<'_>], _: Option<Stream>) -> Result<Option<Box<dyn Planned>>, Failed> {
+        Ok(Some(Box::new(self.tables.plan(pieces)?)))
+    }
+
+    fn casts(&self, _: Cast) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -285,6 +285,23 @@ impl SimDevice {
         drop(done);
     }
 
+    /// Makes all later work of a stream wait for all work that another one has now.
+    pub(super) fn wait(&self, earlier: Stream, later: Stream) -> Result<()> {
+        let mut state = self.lock();
+        let (earlier, later) = (state.index(earlier)?, state.index(later)?);
+        state.wait(earlier, later);
+        Ok(())
+    }
+
+    /// Writes bytes from the host, at once, into a block that no work reads or writes.
+    pub(super) fn write(&self, address: usize, bytes: &[u8]) -> Result<()> {
+        let mut state = self.lock();
+        let known = state.memory.bytes(address..address + bytes.len());
+        let known = known.ok_or_else(|| Error::new(ErrorKind::Driver, format!("no block has {address:#x}")))?;
+        known.copy_from_slice(bytes);
+        Ok(())
+    }
+
     /// Allocates new memory.
     pub(super) fn reserve(&self, len: usize) -> usize {
         self.lock().memory.reserve(len)
@@ -313,6 +330,12 @@ impl State {
             self.found.push(format!("a use of {stream}, which was destroyed"));
         }
         index.ok_or_else(|| Error::new(ErrorKind::Driver, format!("the simulated device has no {stream}")))
+    }
+
+    fn wait(&mut self, earlier: usize, later: usize) {
+        let (tick, clock) = (self.queues[earlier].put_in, self.queues[earlier].clock.clone());
+        self.queues[later].clock.join(&clock);
+        self.submit(later, &[], Task::Wait { stream: earlier, tick });
     }
 
     fn is_captured(&self, index: usize) -> bool {
@@ -397,6 +420,9 @@ unsafe impl Ordering for SimOrdering {
         if device != SimDevice::DEVICE {
             return Err(Error::new(ErrorKind::Driver, format!("there is no simulated device {device}")));
         }
+        if self.fault == Some(Fault::UpdateNotAwaited) && self.copies.tables.launched_in(earlier) {
+            return Ok(());
+        }
         let mut state = self.device.lock();
         let (earlier, later) = (state.index(earlier)?, state.index(later)?);
         if state.is_captured(earlier) != state.is_captured(later) {
@@ -407,9 +433,7 @@ unsafe impl Ordering for SimOrdering {
         if self.fault == Some(Fault::FlushNotOrdered) && state.flushing {
             return Ok(());
         }
-        let (tick, clock) = (state.queues[earlier].put_in, state.queues[earlier].clock.clone());
-        state.queues[later].clock.join(&clock);
-        state.submit(later, &[], Task::Wait { stream: earlier, tick });
+        state.wait(earlier, later);
         Ok(())
     }
 

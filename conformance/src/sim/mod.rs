@@ -12,6 +12,7 @@ mod framework;
 mod memory;
 mod pool;
 mod subject;
+mod tables;
 mod tensor;
 
 pub use device::{SimDevice, SimOrdering};

@@ -131,6 +131,8 @@ pub(crate) fn uncopied(itemsize: usize, device: Device, ordering: &Arc<dyn Order
 /// assert_eq!(copied_into_by(Device::CPU, Device::cuda(0)), CopiedBy::Move);
 /// assert_eq!(copied_into_by(Device::cuda(0), managed), CopiedBy::Kernels);
 /// assert_eq!(copied_into_by(managed, Device::CPU), CopiedBy::Host);
+/// let npu = Device { kind: DeviceKind(12), index: 0 };
+/// assert_eq!(copied_into_by(npu, npu), CopiedBy::Kernels);
 /// // There is one host, whatever its number.
 /// assert_eq!(copied_into_by(Device { kind: DeviceKind::CPU, index: 1 }, Device::CPU), CopiedBy::Host);
 /// ```
@@ -144,11 +146,13 @@ pub(crate) fn release(target: Lent, consumer: Arc<dyn Consumer>, ordering: &Arc<
     drop(Lease::new(target, stream, false, consumer, Arc::clone(ordering)));
 }
 
-/// Returns the device as which both memories can be used, if there is one. There is one host, whatever its number.
+/// Returns the device as which both memories can be used, if there is one. There is one host, whatever its number. A
+/// device that is neither the host nor CUDA's is known to its ordering alone, and shares memory with no other.
 fn shared(source: Device, target: Device) -> Option<Device> {
     let plain = |device: &Device| [DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind);
     let (source, target) = (source.of_one_host(), target.of_one_host());
-    usable(target).filter(plain).find(|device| usable(source).any(|other| other == *device))
+    let both = usable(target).filter(plain).find(|device| usable(source).any(|other| other == *device));
+    both.or((source == target).then_some(target))
 }
 
 /// Refuses memories between which nothing is moved.
