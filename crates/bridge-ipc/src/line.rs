@@ -11,7 +11,7 @@ use crate::memory::failed;
 use crate::settings;
 use crate::socket::{self, Came, OtherEnd};
 use crate::sync::{self, Mutex, locked, now, thread};
-use crate::wire::{Frames, MAX_ANSWER, UNASKED, Why, frame};
+use crate::wire::{Frames, MAX_ANSWER, MAX_FILES, UNASKED, Why, frame};
 use bridge_core::{Error, ErrorKind, Result};
 use errors::{End, busy};
 use program::is_asking;
@@ -24,7 +24,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::VecDeque;
 use std::io::ErrorKind as Io;
-use std::mem;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -85,7 +84,7 @@ type Hears<R> = Box<dyn FnOnce(&R, bool) + Send>;
 /// What has come in.
 struct Incoming<R> {
     frames: Frames,
-    /// The descriptors that came with the frame that is read.
+    /// The descriptors that came with the frame that is read, in one send or in several.
     files: Option<Came>,
     /// The number of the last question that was answered. Answers come in the order of the questions.
     answered: u64,
@@ -143,6 +142,17 @@ impl<R: Reply> Incoming<R> {
                 self.end(End::Broken);
                 Err(broken("descriptors are missing"))
             }
+        }
+    }
+
+    /// Adds descriptors to those of the frame that is read. More than any answer has end the connection.
+    fn came(&mut self, more: Came) {
+        let both = self.files.take().unwrap_or_else(|| Some(Vec::new())).zip(more);
+        let files = both.map(|(files, more)| files.into_iter().chain(more).collect::<Vec<_>>());
+        if files.as_ref().is_some_and(|files| files.len() > MAX_FILES) {
+            self.end(End::Broken);
+        } else {
+            self.files = Some(files);
         }
     }
 
@@ -384,8 +394,8 @@ impl<R: Reply + Send + 'static> Line<R> {
                 Ok((received, files)) => {
                     read += received;
                     incoming.frames.add(&bytes[..received]);
-                    if files.is_some() && mem::replace(&mut incoming.files, files).is_some() {
-                        incoming.end(End::Broken);
+                    if let Some(files) = files {
+                        incoming.came(files);
                     }
                 }
                 Err(error) if error.kind() == Io::WouldBlock => return Ok(None),

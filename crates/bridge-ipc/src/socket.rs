@@ -1,7 +1,7 @@
 //! Sockets: listening, connecting, and sending bytes and descriptors.
 
 use crate::ticket::random;
-use crate::wire::MAX_FILES;
+use crate::wire::FILES_AT_ONCE;
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::cmsg_space;
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -22,9 +22,10 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::time::{Duration, Instant};
 
-/// Sends bytes, and descriptors with the first of them, without waiting. Returns how many bytes were sent.
+/// Sends bytes, and at most [`FILES_AT_ONCE`] descriptors with the first of them, without waiting. Returns how many bytes
+/// were sent.
 pub(crate) fn send(socket: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FILES))];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_AT_ONCE))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::Error::from(Errno::INVAL));
@@ -44,7 +45,7 @@ pub(crate) type Came = Option<Vec<OwnedFd>>;
 /// Receives bytes, and the descriptors that came with them, without waiting. Returns how many bytes were received, 0 at
 /// the end of the stream, and the descriptors, if any were sent.
 pub(crate) fn receive(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<Came>)> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FILES))];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_AT_ONCE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;

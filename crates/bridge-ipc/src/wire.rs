@@ -27,8 +27,12 @@ pub(crate) const MAX_REQUEST: usize = 4 << 10;
 /// The most bytes of the body of an answer.
 pub(crate) const MAX_ANSWER: usize = 16 << 20;
 
-/// The most descriptors that come with an answer: Linux sends at most 253 at once (`SCM_MAX_FD`).
-pub(crate) const MAX_FILES: usize = 253;
+/// The most descriptors that Linux sends at once (`SCM_MAX_FD`).
+pub(crate) const FILES_AT_ONCE: usize = 253;
+
+/// The most descriptors that come with an answer, in four sends: fewer than a process may have under way by default
+/// (`RLIMIT_NOFILE`, 1024).
+pub(crate) const MAX_FILES: usize = 4 * FILES_AT_ONCE;
 
 /// Messages from a process that opens a share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -156,6 +156,21 @@ def test_memory_of_empty_is_handed_over_in_place(path: str) -> None:
         assert int(client.get("weights", "numpy")["w"].astype(np.float32).sum()) == 9000, "writes are private"
 
 
+def test_a_put_has_more_descriptors_than_one_send(path: str) -> None:
+    with keeper(path), tb.connect(path) as client:
+        made = [client.empty(np.empty(2, np.int32), "numpy") for _ in range(600)]
+        for number, array in enumerate(made):
+            array[:] = number
+        client.put("weights", made)
+        found = client.get("weights", "numpy")
+        assert [int(array[1]) for array in found] == list(range(600))
+        made[-1][:] = 9
+        assert found[-1][0] == 9, "one memory"
+        with pytest.raises(tb.BridgeError) as caught:
+            client.put("more", [client.empty(np.empty(1), "numpy") for _ in range(1013)])
+        assert caught.value.kind == "argument"
+
+
 def test_files_are_read_into_memory_that_is_handed_over(path: str, tmp_path: Path) -> None:
     weights = {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(3)}
     for name in ("w.safetensors", "w.npz"):

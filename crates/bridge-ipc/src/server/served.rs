@@ -3,7 +3,7 @@
 use super::{Letter, TURN};
 use crate::socket;
 use crate::sync::now;
-use crate::wire::{Frames, MAX_REQUEST};
+use crate::wire::{FILES_AT_ONCE, Frames, MAX_REQUEST};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, geteuid};
 use std::collections::VecDeque;
@@ -87,8 +87,11 @@ impl<R> Served<R> {
     /// Sends what the socket accepts now. `None`: the system cannot send it.
     pub(super) fn flush(&mut self) -> Option<()> {
         while let Some(Out { letter, sent }) = self.out.front_mut() {
-            let files: Vec<_> = letter.files.iter().filter(|_| *sent == 0).map(|file| file.as_fd()).collect();
-            match socket::send(&self.socket, &letter.bytes[*sent..], &files) {
+            // The first bytes come with as many descriptors each as can be sent at once, the last of these with the rest.
+            let mut groups = letter.files.chunks(FILES_AT_ONCE).skip(*sent);
+            let files: Vec<_> = groups.next().into_iter().flatten().map(|file| file.as_fd()).collect();
+            let end = if groups.next().is_some() { *sent + 1 } else { letter.bytes.len() };
+            match socket::send(&self.socket, &letter.bytes[*sent..end], &files) {
                 Ok(more) => *sent += more,
                 Err(error) if error.kind() == Io::WouldBlock => break,
                 // The process has closed the connection. What it sent before is still to be read: it may have returned

@@ -171,6 +171,34 @@ fn a_descriptor_belongs_to_the_frame_that_it_came_with() {
     assert_eq!(opens.join().unwrap().unwrap_err().kind(), ErrorKind::Protocol);
 }
 
+/// Each of the first bytes comes with some descriptors. More than an answer may have, or fewer than it has, end the
+/// connection.
+#[test]
+fn descriptors_come_in_several_sends() {
+    let lengths = vec!["[64]"; 1012].join(",").replace("[64]", r#"{"road":"file","nbytes":64,"writing":"never"}"#);
+    let content = CONTENT.replace(r#"{"road":"file","nbytes":64,"writing":"never"}"#, &lengths);
+    let body =
+        format!(r#"{{"is":"opened","lease":1,"content":{}}}"#, content.replace(r#""segment":0"#, r#""segment":1011"#));
+    for (counts, kind) in [
+        (&[253, 253, 253, 253][..], None),
+        (&[253, 253, 253, 252][..], Some(ErrorKind::Protocol)),
+        (&[253, 253, 253, 253, 1][..], Some(ErrorKind::Protocol)),
+    ] {
+        let other = Other::new();
+        let ticket = other.ticket(1);
+        let opens =
+            std::thread::spawn(move || one(&ticket).map(|opened| seen(&opened).unwrap().to_array::<u8>().unwrap()[0]));
+        let mut socket = other.accept();
+        let bytes = numbered(heard(&mut socket).0, body.as_bytes());
+        for (at, count) in counts.iter().enumerate() {
+            let end = if at + 1 == counts.len() { bytes.len() } else { at + 1 };
+            let files = (0..*count).map(|_| memory(64, ALL)).collect();
+            send(&socket, &Answer { bytes: bytes[at..end].to_vec(), files });
+        }
+        assert_eq!(opens.join().unwrap().map_err(|error| error.kind()).err(), kind, "{counts:?}");
+    }
+}
+
 /// Numbers that no question waits for end the connection.
 #[test]
 fn an_answer_that_was_not_asked_for_is_none() {

@@ -177,7 +177,7 @@ pub struct Answer {
 
 pub fn send(socket: &UnixStream, answer: &Answer) {
     let files: Vec<_> = answer.files.iter().map(|file| file.as_fd()).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(&files)));

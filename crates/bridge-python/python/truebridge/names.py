@@ -235,7 +235,7 @@ class Client:
         when the tensor is dropped here, its version is displaced or removed, and no process has it open any more; it is
         not used again after a keeper was killed that had it.
 
-        Each block of the pool takes a descriptor, and a ``put`` has at most 253. ``empty`` takes one for all tensors.
+        Each block of the pool takes a descriptor, and a ``put`` has at most 1012. ``empty`` takes one for all tensors.
         """
         return pool()
 
