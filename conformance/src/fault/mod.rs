@@ -105,6 +105,8 @@ faults! {
     ReadOnlyUnderclaimed = "read_only_underclaimed", "subject", Target of Generous -> Generous;
     /// The profile refuses negative strides, which tensors of the framework have.
     StridesUnderclaimed = "strides_underclaimed", "subject", Target of Generous -> Generous;
+    /// What the suite reads of a view is in the order of memory, not in that of the strides.
+    ReadUnstrided = "read_unstrided", "subject", Source of Generous -> Generous;
     /// The export leaves out the dimensions after the 32nd.
     DimensionsDropped = "dimensions_dropped", "shape", Source of Generous -> Generous;
     /// A view of read-only memory is exported as writable.
@@ -383,7 +385,7 @@ mod tests {
 
     #[test]
     fn every_fault_names_a_property() {
-        assert!(FAULTS.len() >= 58);
+        assert!(FAULTS.len() >= 59);
         assert!(FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
         assert!(REAL_FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
     }

@@ -1,7 +1,7 @@
 //! The subject of a faulty adapter is the sound one, but for views that the framework makes of its tensors.
 
 use super::{Breakable, Fault, Faulty};
-use crate::{Capabilities, Observed, Replay, Spec, Subject, Threads};
+use crate::{Capabilities, Observed, Replay, Spec, Subject, Threads, model};
 use bridge_core::{Device, Ordering, Result, Stream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -38,7 +38,11 @@ impl<A: Breakable> Subject for Faulty<A> {
     }
 
     fn read(&self, tensor: &A::Tensor) -> Result<Vec<u8>> {
-        self.sound.read(tensor)
+        let bytes = self.sound.read(tensor)?;
+        match self.fault {
+            Some(Fault::ReadUnstrided) => Ok(in_order_of_memory(&bytes, &self.sound.observe(tensor)?)),
+            _ => Ok(bytes),
+        }
     }
 
     fn write(&self, tensor: &A::Tensor, bytes: &[u8]) -> Result<()> {
@@ -127,4 +131,12 @@ impl<A: Breakable> Subject for Faulty<A> {
     fn check(&self) -> Result<()> {
         self.sound.check()
     }
+}
+
+/// Returns the elements of a tensor by their addresses.
+fn in_order_of_memory(bytes: &[u8], seen: &Observed) -> Vec<u8> {
+    let elements: Vec<_> = bytes.chunks(model::itemsize(seen.dtype)).collect();
+    let mut placed: Vec<_> = model::places(&seen.shape, &seen.strides).into_iter().zip(elements).collect();
+    placed.sort_by_key(|(place, _)| *place);
+    placed.into_iter().flat_map(|(_, element)| element.iter().copied()).collect()
 }

@@ -107,9 +107,26 @@ fn takes_time(name: &str, mut delayed: impl FnMut() -> Result<Duration>) -> Outc
     Ok(())
 }
 
+/// Where tensors of the framework have strides, `create` makes them and `read` follows them.
+fn has_its_strides<S>(subject: &dyn Subject<Tensor = S>, dtype: DType, seed: u64) -> Outcome {
+    let (name, profile) = (subject.name(), subject.profile());
+    if profile.strides == Strides::Compact || !profile.rank.contains(&2) {
+        return Ok(());
+    }
+    let spec = Spec { strides: vec![1, 2], offset: 1, base: 8, ..Spec::compact(dtype, &[2, 3]) };
+    let bytes = random_bytes(&spec, seed);
+    let read = subject.read(&subject.create(&spec, &bytes)?)?;
+    same_bytes(
+        &format!("{name}: what `create` made with strides and `read` returns"),
+        &read,
+        &model::elements(&spec, &bytes),
+    )
+}
+
 fn makes_tensors<S>(subject: &dyn Subject<Tensor = S>, case: &Case) -> Outcome {
     let (name, spec, can) = (subject.name(), &case.spec, subject.capabilities());
     has_its_ranks(subject, spec.dtype, case.seed)?;
+    has_its_strides(subject, spec.dtype, case.seed)?;
     let bytes = random_bytes(spec, case.seed);
     let mut first = subject.create(spec, &bytes)?;
     same_bytes(&format!("{name}: what `create` made and `read` returns"), &subject.read(&first)?, &bytes)?;
