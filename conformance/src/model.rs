@@ -123,7 +123,12 @@ fn top_bytes(dtype: DType, bytes: &mut [u8]) -> impl Iterator<Item = (bool, &mut
 pub fn resolve(dtype: DType, pending: Option<Pending>, bytes: &mut [u8]) {
     let Some(pending) = pending else { return };
     for (imaginary, byte) in top_bytes(dtype, bytes) {
-        if imaginary || pending == Pending::Negation {
+        let changes = match pending {
+            Pending::NegatedConjugation => !imaginary,
+            Pending::Negation => true,
+            _ => imaginary,
+        };
+        if changes {
             *byte ^= 0x80;
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::model::Expected;
 use crate::{Calls, End, Observed, Op, Pieces, Spec};
-use bridge_core::{ErrorKind, Plan};
+use bridge_core::{ErrorKind, Pending, Plan};
 use std::fmt;
 
 /// Returns what a plan does.
@@ -43,6 +43,16 @@ pub fn copy(copy: Option<bool>) -> &'static str {
         None => "a copy if one is needed",
         Some(true) => "a copy",
         Some(false) => "no copy",
+    }
+}
+
+/// Returns what is deferred.
+pub fn pending(pending: Pending) -> &'static str {
+    match pending {
+        Pending::Conjugation => "conjugation",
+        Pending::Negation => "negation",
+        Pending::NegatedConjugation => "conjugation and negation",
+        Pending::Packing => "packing",
     }
 }
 

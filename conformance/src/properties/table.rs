@@ -519,7 +519,7 @@ fn no_computed_dtype(sides: &Sides) -> Option<&'static str> {
 fn with_pending(sides: &Sides, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case> {
     let known = |pending| match pending {
         Pending::Negation => &[DType::FLOAT32, DType::FLOAT64][..],
-        Pending::Conjugation => &[DType::COMPLEX64, DType::COMPLEX128],
+        Pending::Conjugation | Pending::NegatedConjugation => &[DType::COMPLEX64, DType::COMPLEX128],
         // The strides of a case are whole elements.
         Pending::Packing => &[],
     };

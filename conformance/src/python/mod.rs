@@ -157,6 +157,7 @@ impl<'py> PySubject<'py> {
         let pending = pending.map(|pending| match pending {
             Pending::Conjugation => intern!(py, "conjugation"),
             Pending::Negation => intern!(py, "negation"),
+            Pending::NegatedConjugation => intern!(py, "negated_conjugation"),
             Pending::Packing => intern!(py, "packing"),
         });
         let dtype = PyString::new(py, &dtype.to_string());
@@ -176,6 +177,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
     let pending = |name: &String| match name.as_str() {
         "conjugation" => Ok(Pending::Conjugation),
         "negation" => Ok(Pending::Negation),
+        "negated_conjugation" => Ok(Pending::NegatedConjugation),
         _ => Err(PyValueError::new_err(format!("{name:?} is not an operation that can be deferred"))),
     };
     Ok(Capabilities {

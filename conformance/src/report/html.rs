@@ -88,7 +88,7 @@ fn picture(case: &Case, property: &str, names: [&str; 2]) -> String {
             .then(|| format!("which begins {} after a multiple of 128", words::counted(spec.align, "byte"))),
     );
     facts.extend(spec.read_only.then(|| "read-only".to_owned()));
-    facts.extend(spec.pending.map(|pending| format!("deferred: {}", format!("{pending:?}").to_lowercase())));
+    facts.extend(spec.pending.map(|pending| format!("deferred: {}", words::pending(pending))));
     facts.push(format!("requested: {}", words::copy(case.copy)));
     facts.push(format!("seed {}", case.seed));
     let pieces: String =

@@ -112,6 +112,7 @@ impl TchSubject {
         let tensor = match spec.pending {
             Some(Pending::Conjugation) => tensor.f_conj()?,
             Some(Pending::Negation) => tensor.f_internal_neg_view()?,
+            Some(Pending::NegatedConjugation) => tensor.f_conj()?.f_internal_neg_view()?,
             // Tensors of libtorch have strides in elements, so the capabilities leave packing out.
             Some(Pending::Packing) | None => tensor,
         };
@@ -127,7 +128,7 @@ impl Subject for TchSubject {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             dtypes: KINDS.iter().map(|(dtype, ..)| *dtype).collect(),
-            defers: vec![Pending::Conjugation, Pending::Negation],
+            defers: vec![Pending::Conjugation, Pending::Negation, Pending::NegatedConjugation],
             gigabytes: true,
             ..Capabilities::default()
         }

@@ -76,7 +76,11 @@ impl Subject for SimFramework {
             broadcasts: true,
             read_only: generous,
             unaligned: generous,
-            defers: if generous { vec![Pending::Conjugation, Pending::Negation] } else { Vec::new() },
+            defers: if generous {
+                vec![Pending::Conjugation, Pending::Negation, Pending::NegatedConjugation]
+            } else {
+                Vec::new()
+            },
             writes: self.writes(),
             immutable: !self.writes(),
             gigabytes: self.writes(),

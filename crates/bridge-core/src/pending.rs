@@ -12,12 +12,24 @@ pub enum Pending {
     Conjugation,
     /// Negation.
     Negation,
+    /// Both, of complex elements: the real parts change their sign.
+    NegatedConjugation,
     /// Strides that are not a whole number of elements, as those of a field of records. The layout repeats the first
     /// element in their place: see [`Layout::from_any_byte_strides`](crate::Layout::from_any_byte_strides).
     Packing,
 }
 
 impl Pending {
+    /// Returns the operations that are deferred, of these two.
+    pub fn of(conjugation: bool, negation: bool) -> Option<Self> {
+        match (conjugation, negation) {
+            (true, true) => Some(Self::NegatedConjugation),
+            (true, false) => Some(Self::Conjugation),
+            (false, true) => Some(Self::Negation),
+            (false, false) => None,
+        }
+    }
+
     /// Returns the bits to flip in each element of `dtype` in order to do this operation; `None` where flipping bits
     /// does not do it, as for integers, and for [`Packing`](Self::Packing).
     pub fn flips(self, dtype: DType) -> Option<u128> {
@@ -29,6 +41,7 @@ impl Pending {
         match self {
             Self::Conjugation => is_complex.then_some(top),
             Self::Negation => Some(top | real),
+            Self::NegatedConjugation => is_complex.then_some(real),
             Self::Packing => None,
         }
     }
@@ -46,6 +59,8 @@ mod tests {
         let complex = |re: f32, im: f32| float(im) << 32 | float(re);
         assert_eq!(flip(Pending::Conjugation, DType::COMPLEX64, complex(1.5, 2.0)), complex(1.5, -2.0));
         assert_eq!(flip(Pending::Negation, DType::COMPLEX64, complex(1.5, 2.0)), complex(-1.5, -2.0));
+        assert_eq!(flip(Pending::NegatedConjugation, DType::COMPLEX64, complex(1.5, 2.0)), complex(-1.5, 2.0));
+        assert_eq!(Pending::NegatedConjugation.flips(DType::FLOAT32), None);
         assert_eq!(flip(Pending::Negation, DType::FLOAT16, 0x3c00), 0xbc00);
         assert_eq!(Pending::Negation.flips(DType::INT32), None);
         assert_eq!(Pending::Conjugation.flips(DType::FLOAT32), None);

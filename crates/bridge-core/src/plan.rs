@@ -325,7 +325,7 @@ pub(crate) fn needed(lent: &Lent, target: &Profile, order: Option<Order>) -> Opt
     let layout = lent.layout();
     if let Some(pending) = lent.pending() {
         return Some(match pending {
-            Pending::Conjugation => Reason::PendingConjugation,
+            Pending::Conjugation | Pending::NegatedConjugation => Reason::PendingConjugation,
             Pending::Negation => Reason::PendingNegation,
             Pending::Packing => Reason::PendingPacking,
         });

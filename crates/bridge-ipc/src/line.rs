@@ -119,13 +119,16 @@ fn connected(path: &Path) -> Result<UnixStream> {
             Errno::AGAIN | Errno::INTR => busy("the other process takes no connections"),
             Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED => {
                 let text = format!(
-                    "no process listens at {}: it has ended, or its socket was moved. Ask for a new ticket, or name the right path",
+                    "no process listens at {}: it has ended, or its socket was moved. Start it again, ask for a new ticket, or name the right path",
                     path.display()
                 );
                 Error::new(ErrorKind::Gone, text)
             }
             Errno::ACCESS | Errno::PERM => refused(Why::Denied),
-            Errno::NAMETOOLONG => Error::new(ErrorKind::Argument, "the path of the socket is too long: pass it whole"),
+            Errno::NAMETOOLONG => {
+                Error::new(ErrorKind::Argument, "the path of the socket is too long: name a shorter one")
+            }
+            Errno::INVAL => Error::new(ErrorKind::Argument, "the path of the socket has a byte 0: name another one"),
             errno => failed("the socket of the other process cannot be reached")(errno),
         };
         return Err(error.caused_by(std::io::Error::from(errno)));

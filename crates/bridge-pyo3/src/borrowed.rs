@@ -124,6 +124,9 @@ pub fn without_pending(pending: Option<Pending>) -> Result<()> {
         None => return Ok(()),
         Some(Pending::Conjugation) => "conjugation is deferred: call .resolve_conj() first",
         Some(Pending::Negation) => "negation is deferred: call .resolve_neg() first",
+        Some(Pending::NegatedConjugation) => {
+            "conjugation and negation are deferred: call .resolve_conj().resolve_neg() first"
+        }
         Some(Pending::Packing) => "strides are not a whole number of elements: make a compact copy first",
     };
     Err(Error::new(ErrorKind::CopyNeeded, format!("the memory does not hold the values of the tensor, whose {advice}")))

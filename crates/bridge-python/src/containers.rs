@@ -56,6 +56,7 @@ impl Step<'_> {
     pub(crate) fn is(&self, other: &Self) -> PyResult<bool> {
         match (self, other) {
             (Self::Index(_), Self::Index(_)) => Ok(true),
+            (Self::Element(one, _), Self::Index(two)) | (Self::Index(one), Self::Element(two, _)) => Ok(one == two),
             (Self::Key(one), Self::Key(two))
             | (Self::Field(one), Self::Field(two))
             | (Self::Element(_, one), Self::Element(_, two))
@@ -73,10 +74,12 @@ impl Step<'_> {
 }
 
 impl Kind {
-    /// Returns whether the values of two containers can belong together: those of a list and of a tuple do.
+    /// Returns whether the values of two containers can belong together: those of a list and of a tuple do, and so those
+    /// of a named tuple and of a tuple, as which it arrives in another process.
     pub(crate) fn matches(self, other: Self) -> bool {
         let is_sequence = |kind| matches!(kind, Self::List | Self::Tuple | Self::Struct);
-        self == other || (is_sequence(self) && is_sequence(other))
+        let is_tuple = |kind| matches!(kind, Self::Named | Self::Tuple);
+        self == other || (is_sequence(self) && is_sequence(other)) || (is_tuple(self) && is_tuple(other))
     }
 
     /// Returns the kind of a container; `None` for any other object. A dataclass or a registered node that is a tensor is

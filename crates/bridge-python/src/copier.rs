@@ -236,7 +236,7 @@ pub(crate) fn copier(
     src: &PyTensor<'_>,
     out: &PyTensor<'_>,
     dtype: Option<&PyTensor<'_>>,
-    check: bool,
+    #[pyo3(from_py_with = options::check)] check: bool,
 ) -> PyResult<Copier> {
     let py = src.py();
     let prepare = || {

@@ -103,6 +103,11 @@ pub(crate) fn read_only(value: &PyTensor<'_>) -> PyResult<bool> {
     flag(value, "read_only", "True or False")
 }
 
+/// Reads the keyword `check`.
+pub(crate) fn check(value: &PyTensor<'_>) -> PyResult<bool> {
+    flag(value, "check", "True or False")
+}
+
 fn flag(value: &PyTensor<'_>, name: &str, values: &str) -> PyResult<bool> {
     let wrong = |_| into_python(value.py(), argument(format!("{name} is {}: pass {values}", brief_str(value))));
     value.extract().map_err(wrong)

@@ -5,7 +5,7 @@ use crate::frameworks::{self, not_a_capsule, source};
 use crate::html::as_html;
 use crate::options::Keywords;
 use crate::{cross, options, trace};
-use bridge_core::{Adapter, DType, Error, Options, Result};
+use bridge_core::{Adapter, DType, Error, ErrorKind, Options, Result};
 use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Road, Settings, Spec, Writing, process};
 use bridge_pyo3::{PyTensor, brief_str, framework_error, with_gil};
 use pyo3::prelude::*;
@@ -245,7 +245,11 @@ pub(crate) fn ipc_empty<'py>(
     let empty = |call: Option<&trace::Call>| {
         let (device, to) = (crate::device::device(device)?, frameworks::named(target)?.open(py)?);
         let spec = |(name, shape): (String, Vec<i64>)| {
-            let dtype = name.parse::<DType>().map_err(|_| argument(format!("{name:?} is not the name of a dtype")))?;
+            let unknown = || {
+                let text = format!("{name} has no counterpart here: make tensors of another dtype");
+                Error::new(ErrorKind::Dtype, text)
+            };
+            let dtype = name.parse::<DType>().map_err(|_| unknown())?;
             Ok((dtype, shape, device))
         };
         let specs: Vec<Spec> = specs.into_iter().map(spec).collect::<Result<_>>()?;

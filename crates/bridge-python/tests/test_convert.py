@@ -94,7 +94,9 @@ def test_pending_conjugation_and_negation_are_done(name: str) -> None:
     assert tb.to_numpy(z.conj()).tolist() == [1 - 2j, 3 + 4j]
     assert tb.to_numpy(z.conj().imag).tolist() == [-2, 4]
     assert tb.plan(z.conj().imag, "numpy").reason == "a pending negation"
-    for pending in (z.conj(), z.conj().imag):
+    both = torch._neg_view(z.conj())
+    assert tb.to_numpy(both).tolist() == tb.to_torch(both, copy=True).tolist() == [-1 + 2j, -3 - 4j]
+    for pending in (z.conj(), z.conj().imag, both):
         with pytest.raises(tb.BridgeBufferError, match="pending"):
             tb.to_numpy(pending, copy=False)
 

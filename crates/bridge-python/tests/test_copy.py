@@ -80,8 +80,13 @@ def test_leading_dimensions_of_length_1_are_dropped_as_numpy_does() -> None:
 
 def test_deferred_operations_of_both_sides_are_done() -> None:
     values = torch.randn(3, 4, dtype=torch.complex64)
-    for source in (values, values.conj()):
-        for target in (torch.zeros(4, 3, dtype=torch.complex64).t(), torch.zeros(3, 4, dtype=torch.complex64).conj()):
+    both = torch._neg_view(torch.zeros(3, 4, dtype=torch.complex64).conj())
+    for source in (values, values.conj(), torch._neg_view(values), torch._neg_view(values.conj())):
+        for target in (
+            torch.zeros(4, 3, dtype=torch.complex64).t(),
+            torch.zeros(3, 4, dtype=torch.complex64).conj(),
+            both,
+        ):
             tb.copy(source, out=target)
             assert torch.equal(target, source)
     imaginary = torch.zeros(3, 4, dtype=torch.complex64).conj().imag

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +90,58 @@ def test_the_next_keeper_is_handed_everything(path: str) -> None:
                     np.testing.assert_array_equal(late.get("weights", "numpy")["w"], tree["w"])
             assert writer.put("own", np.zeros(1)) > max(own, version)
     finally:
+        kept.ended(process)
+
+
+def test_another_connection_hands_over_what_a_closed_one_has_found(path: str) -> None:
+    with keeper(path) as first:
+        finder = tb.connect(path)
+        finder.put("weights", np.arange(3))
+        found = finder.get("weights", "numpy")
+        other = tb.connect(path)
+        finder.close()
+        kept.ended(first)
+        with keeper(path), tb.connect(path) as late:
+            wait_until(lambda: "weights" in late.list())
+            np.testing.assert_array_equal(late.get("weights", "numpy"), found)
+            late.remove("weights")
+            wait_until(lambda: not other.list())
+        other.close()
+
+
+def test_a_named_tuple_is_copied_into_what_a_keeper_makes_of_it(path: str) -> None:
+    pair = collections.namedtuple("pair", "w b")
+    with keeper(path), tb.connect(path) as client:
+        trained = pair(np.ones(2), np.ones(1))
+        made = client.empty(trained, "numpy")
+        tb.copy(trained, out=made)
+        client.put("weights", made)
+        out = pair(np.zeros(2), np.zeros(1))
+        tb.copy(client.get("weights", "numpy"), out=out)
+        np.testing.assert_array_equal(out.w, trained.w)
+        with pytest.raises(tb.BridgeError):
+            tb.copy(client.get("weights", "numpy"), out=collections.namedtuple("three", "a b c")(*[np.zeros(1)] * 3))
+
+
+def test_few_descriptors_are_not_all_taken_by_silent_connections(path: str) -> None:
+    code = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+sys.argv = ["truebridge", "keep", sys.argv[1]]
+runpy.run_module("truebridge", run_name="__main__")
+"""
+    process = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(48)]
+    try:
+        for one in silent:
+            one.connect(path)
+        # One process has half of the connections.
+        ran("import sys, truebridge as tb; assert tb.connect(sys.argv[1]).list() == {}", path)
+    finally:
+        for one in silent:
+            one.close()
         kept.ended(process)
 
 
@@ -216,12 +270,23 @@ def test_a_server_of_names_is_no_keeper_unless_it_says_so(path: str) -> None:
         tb.serve(path, keep=True, max_bytes=-1)
 
 
+def test_a_read_only_version_is_opened_where_that_is_promised(path: str) -> None:
+    torch: Any = pytest.importorskip("torch")
+    with keeper(path), tb.connect(path) as client:
+        client.put("weights", np.ones(3), writing="never")
+        with pytest.raises(tb.BridgeError, match="read_only=True"):
+            client.get("weights", "torch")
+        assert client.get("weights", "torch", read_only=True).sum() == 3
+        assert asyncio.run(client.get_async("weights", "torch", read_only=True)).sum() == 3
+        assert torch.equal(client.get_versioned("weights", "torch", read_only=True)[1], torch.ones(3).double())
+
+
 @pytest.mark.parametrize(
     ("like", "kind"),
     [
         (object(), "not_a_tensor"),
         ({}, "not_a_tensor"),
-        (np.array(["text"]), "argument"),
+        (np.array(["text"]), "dtype"),
         (SimpleNamespace(shape=(1 << 70,), dtype="float32"), "argument"),
         (SimpleNamespace(shape=(-1,), dtype="float32"), "argument"),
         (SimpleNamespace(shape=(1.5,), dtype="float32"), "not_a_tensor"),
@@ -248,6 +313,29 @@ def test_a_connection_that_has_done_nothing_goes_on_with_the_next_keeper(path: s
             assert next(idle.watch("a")) == version
     finally:
         kept.ended(process)
+
+
+def test_a_watch_ends_with_its_connection_and_many_hold_nothing_up(path: str) -> None:
+    async def watched(client: tb.names.Client) -> str:
+        try:
+            async for _ in client.watch_async("none"):
+                pass
+        except tb.BridgeConnectionError as error:
+            return str(error)
+        return "no error"
+
+    async def main() -> None:
+        with keeper(path), tb.connect(path) as client, tb.connect(path) as other:
+            other.put("weights", np.ones(1))
+            watches = [asyncio.create_task(watched(client)) for _ in range(40)]
+            await asyncio.sleep(0.3)
+            for _ in range(20):
+                assert (await asyncio.wait_for(other.get_async("weights", "numpy"), 10))[0] == 1
+            assert not any(watch.done() for watch in watches)
+            client.close()
+            assert all("closed" in text for text in await asyncio.wait_for(asyncio.gather(*watches), 30))
+
+    asyncio.run(main())
 
 
 def test_descriptors_are_left_for_connections(path: str) -> None:

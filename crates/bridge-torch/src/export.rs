@@ -154,13 +154,11 @@ fn requires_grad() -> Error {
     Error::new(ErrorKind::RequiresGrad, text).advise(Advice::Detach)
 }
 
-/// Returns PyTorch's deferred conjugation or negation. Only complex tensors have a conj bit; all have a neg bit.
+/// Returns PyTorch's deferred conjugation and negation. Only complex tensors have a conj bit; all have a neg bit.
 fn pending(tensor: &PyTensor<'_>, dtype: DType) -> PyResult<Option<Pending>> {
     let py = tensor.py();
-    if dtype.is_complex() && call(tensor, intern!(py, "is_conj"), &[])?.is_truthy()? {
-        return Ok(Some(Pending::Conjugation));
-    }
-    Ok(call(tensor, intern!(py, "is_neg"), &[])?.is_truthy()?.then_some(Pending::Negation))
+    let conjugation = dtype.is_complex() && call(tensor, intern!(py, "is_conj"), &[])?.is_truthy()?;
+    Ok(Pending::of(conjugation, call(tensor, intern!(py, "is_neg"), &[])?.is_truthy()?))
 }
 
 /// Makes the error of a dtype that the installed version has and does not export, as 2.9 has float8; or keeps the

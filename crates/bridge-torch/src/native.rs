@@ -163,16 +163,11 @@ impl Native {
         unsafe { (self.functions.requires_grad)(*self.tensor(object)) }
     }
 
-    /// Returns the deferred operation, if there is one.
+    /// Returns the deferred operations, if there are any.
     pub(crate) fn pending(&self, object: &PyTensor<'_>) -> Option<Pending> {
         let tensor = self.tensor(object);
         // SAFETY: the object keeps the tensor; the functions read its flags.
-        unsafe {
-            if (self.functions.is_conj)(tensor) {
-                return Some(Pending::Conjugation);
-            }
-            (self.functions.is_neg)(tensor).then_some(Pending::Negation)
-        }
+        unsafe { Pending::of((self.functions.is_conj)(tensor), (self.functions.is_neg)(tensor)) }
     }
 
     /// Returns the address of the deleter of the tensor's memory. The tensor must have a storage.

@@ -26,7 +26,7 @@ class Capabilities:
     broadcasts: bool = True
     read_only: bool = False
     unaligned: bool = False
-    #: Operations that it defers: ``conjugation`` and ``negation``.
+    #: Operations that it defers: ``conjugation``, ``negation`` and ``negated_conjugation``.
     defers: tuple[str, ...] = ()
     writes: bool = True
     immutable: bool = False

@@ -45,7 +45,7 @@ class Torch(ManyStreams):
 
     def capabilities(self) -> Capabilities:
         several = self.cuda and self.torch.cuda.device_count() > 1
-        defers = ("conjugation", "negation")
+        defers = ("conjugation", "negation", "negated_conjugation")
         return Capabilities(
             tuple(self.named), defers=defers, gigabytes=True, parts=True, devices=several, graphs=self.cuda
         )
@@ -75,9 +75,9 @@ class Torch(ManyStreams):
         memory = self.place(spec, len(data))
         memory.copy_(self.host(data))
         tensor = self.view(memory, spec)
-        if spec.pending == "conjugation":
+        if spec.pending in {"conjugation", "negated_conjugation"}:
             tensor = tensor.conj()
-        if spec.pending == "negation":
+        if spec.pending in {"negation", "negated_conjugation"}:
             tensor = self.torch._neg_view(tensor)
         if self.cuda:
             self.torch.cuda.current_stream().synchronize()

@@ -6,14 +6,16 @@ use super::{LISTED, checked};
 use crate::exporter::{Exporter, Kept};
 use crate::importer;
 use crate::line::{Line, PATIENCE, broken, goes_on};
+use crate::own::Own;
 use crate::process;
 use crate::sync::{self, Mutex, locked, now, thread};
 use crate::ticket::Ticket;
 use crate::wire::Content;
 use bridge_core::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// Time between two attempts to reach the successor of a keeper, at first and at last.
@@ -25,8 +27,8 @@ const MOST_FOUND: usize = 64;
 /// A connection to a process that serves names. What was put through it is removed with it, unless that process is a
 /// keeper.
 ///
-/// If a keeper ends, the connection waits for its successor on a thread, and hands it what this process has put, and
-/// what it has found and still has open.
+/// If a keeper ends, the connection waits for its successor on a thread, and hands it what was put through it, and what
+/// this process has found there, through any connection, and still has open.
 #[must_use = "the drop removes what it has put: keep it"]
 pub struct Client {
     end: Arc<End>,
@@ -40,8 +42,7 @@ struct End {
     line: Mutex<Arc<Line<Answer>>>,
     keeps: OnceLock<bool>,
     shares: Arc<Shares>,
-    /// What was found at a keeper.
-    found: Mutex<Vec<Found>>,
+    found: Arc<Mutex<Vec<Found>>>,
     is_closed: AtomicBool,
     process: u32,
 }
@@ -53,8 +54,20 @@ struct Found {
     name: String,
     version: u64,
     ticket: Ticket,
-    /// The ticket with which it was handed to the keeper's successor.
-    own: Option<Ticket>,
+    /// The tickets with which it was handed to the keeper's successor.
+    own: Vec<Ticket>,
+}
+
+/// What this process has found at the keepers of each path. All its connections to a path share it, as each of them may
+/// be the last one.
+static FOUND: Own<BTreeMap<PathBuf, Weak<Mutex<Vec<Found>>>>> = Own::new();
+
+fn found_at(path: &Path) -> Arc<Mutex<Vec<Found>>> {
+    let mut known = FOUND.lock();
+    known.retain(|_, found| found.strong_count() > 0);
+    let found = known.get(path).and_then(Weak::upgrade).unwrap_or_default();
+    known.insert(path.into(), Arc::downgrade(&found));
+    found
 }
 
 fn missing(name: &str) -> Error {
@@ -79,7 +92,7 @@ impl End {
 
     fn hear(&self, notice: Answer) {
         if let Answer::Displaced { ticket } = &notice {
-            locked(&self.found).retain(|found| found.own.as_ref() != Some(ticket));
+            locked(&self.found).retain(|found| !found.own.contains(ticket));
         }
         self.shares.hear(notice);
     }
@@ -129,7 +142,7 @@ impl End {
             let kept = Kept::finished(Content { kept: false, ..content }, files, Vec::new());
             let own = exporter.share(kept, 0, ticket.about(), LISTED)?;
             let place = locked(&self.found).iter_mut().find(|found| found.ticket == ticket).map(|found| {
-                found.own = Some(own.clone());
+                found.own.push(own.clone());
                 (found.name.clone(), found.version)
             });
             let put = place.map_or(Ok(()), |(name, version)| put(name, version, u64::MAX, own.clone()));
@@ -176,10 +189,10 @@ impl Client {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
         let end = End {
             line: Mutex::new(Arc::new(Line::connect(&path)?)),
+            found: found_at(&path),
             path,
             keeps: OnceLock::new(),
             shares: Arc::default(),
-            found: Mutex::default(),
             is_closed: AtomicBool::new(false),
             process: sync::process(),
         };
@@ -206,7 +219,15 @@ impl Client {
     pub fn keeps(&self) -> Result<bool> {
         match self.end.keeps.get() {
             Some(keeps) => Ok(*keeps),
-            None => self.about().map(|about| *self.end.keeps.get_or_init(|| about.keeps)),
+            None => {
+                let about = self.about()?;
+                let keeps = *self.end.keeps.get_or_init(|| about.keeps);
+                if keeps {
+                    // It hands over what other connections of this process have found, too.
+                    self.attend()?;
+                }
+                Ok(keeps)
+            }
         }
     }
 
@@ -298,7 +319,7 @@ impl Client {
             if found.len() >= MOST_FOUND {
                 found.retain(|known| importer::kept(&known.ticket).is_some());
             }
-            found.push(Found { name: name.into(), version: *version, ticket: ticket.clone(), own: None });
+            found.push(Found { name: name.into(), version: *version, ticket: ticket.clone(), own: Vec::new() });
         }
         Ok(())
     }

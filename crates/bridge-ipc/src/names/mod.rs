@@ -15,6 +15,7 @@ use crate::socket;
 use board::Board;
 use bridge_core::{Error, ErrorKind, Result};
 use keeper::{Keeper, Keeping};
+use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +68,10 @@ impl Names {
         keeper: impl FnOnce(Settings, Arc<Bell>) -> Result<Option<Box<dyn Keeping>>>,
     ) -> Result<Self> {
         let listener = socket::listen(path, settings.users.is_empty())?;
-        let (bell, limits, users) = (Bell::new()?, settings.limits, settings.users.clone());
+        let (bell, mut limits, users) = (Bell::new()?, settings.limits, settings.users.clone());
+        // A connection takes two descriptors. Where few are left, the silent ones must end before all are taken.
+        let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| most as usize);
+        limits.connections = limits.connections.min((files / 4).max(4));
         let board = Board::new(limits, keeper(settings, Arc::clone(&bell))?);
         let serving = Serving::start(listener, board, users, limits.connections, bell)?;
         Ok(Self { serving, path: std::path::absolute(path).unwrap_or_else(|_| path.into()) })

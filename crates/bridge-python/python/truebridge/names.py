@@ -17,16 +17,19 @@ process that has put it, and the keeper as well: the processes that have it hand
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._rooms import empty, pool
 from ._trees import shareable
+from .errors import of_kind
 from .processes import open
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from concurrent.futures import ThreadPoolExecutor
     from types import TracebackType
     from typing import TypeVar
 
@@ -75,12 +78,13 @@ class Client:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Connect to the process that serves names at ``path``."""
         self._client = _core.Client(path)
+        self._closed = False
 
     def put(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
         """Share a tensor or a tree under a name.
 
-        A keeper gets a copy, and the call returns when the device has finished it. Tensors in memory of a keeper, or of
-        ``empty``, are handed over as they are.
+        A keeper gets a copy, and the call returns when the device has finished it. Tensors in memory of ``empty``, and
+        on a device in memory of a keeper, are handed over as they are.
 
         Parameters
         ----------
@@ -104,13 +108,22 @@ class Client:
         BridgeValueError
             If ``name`` is empty, has control characters or more than 128 bytes, or ``keep`` is less than 1.
         BridgeError
-            As for ``share``, and ``gone`` if the process that serves names has ended.
+            As for ``share``, and ``gone`` if the process that serves names has ended. After ``busy``, that process may
+            still store the version.
         """
         # Before anything is copied.
         _core.ipc_check_name(name, keep)
         return self._client.put(name, *shareable(x), keep, writing)
 
-    def get(self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None) -> Any:
+    def get(
+        self,
+        name: str,
+        target: Target,
+        *,
+        version: int | None = None,
+        copy: bool | None = None,
+        read_only: bool = False,
+    ) -> Any:
         """Open what stands under a name.
 
         Parameters
@@ -121,7 +134,7 @@ class Client:
             The name of a framework.
         version : int, optional
             The version. The default is the newest.
-        copy : bool, optional
+        copy, read_only
             As for ``convert``.
 
         Returns
@@ -136,16 +149,22 @@ class Client:
         BridgeError
             As for ``open``.
         """
-        return self.get_versioned(name, target, version=version, copy=copy)[1]
+        return self.get_versioned(name, target, version=version, copy=copy, read_only=read_only)[1]
 
     def get_versioned(
-        self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
+        self,
+        name: str,
+        target: Target,
+        *,
+        version: int | None = None,
+        copy: bool | None = None,
+        read_only: bool = False,
     ) -> tuple[int, Any]:
         """Open what stands under a name, and return its version with it.
 
         Parameters
         ----------
-        name, target, version, copy
+        name, target, version, copy, read_only
             As for ``get``.
 
         Returns
@@ -161,7 +180,7 @@ class Client:
         found, ticket = self._client.get(name, version)
         while True:
             try:
-                return found, open(ticket, target, copy=copy)
+                return found, open(ticket, target, copy=copy, read_only=read_only)
             except ConnectionError:
                 # A newer version, or the next keeper, may have taken its place meanwhile.
                 missed = found, ticket
@@ -381,6 +400,8 @@ class Client:
                     left -= min(_SLICE, left)
                     if left <= 0:
                         return
+                if self._closed:
+                    raise of_kind("gone", "the connection is closed: connect again")
                 yield None
             after = found[0]
             yield after
@@ -465,13 +486,19 @@ class Client:
         return await _in_thread(self.publish, name, tree, slots=slots, whole=True)
 
     async def get_async(
-        self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
+        self,
+        name: str,
+        target: Target,
+        *,
+        version: int | None = None,
+        copy: bool | None = None,
+        read_only: bool = False,
     ) -> Any:
         """Open what stands under a name, without blocking the event loop.
 
         Parameters
         ----------
-        name, target, version, copy
+        name, target, version, copy, read_only
             As for ``get``.
 
         Returns
@@ -484,16 +511,22 @@ class Client:
         BridgeError
             As for ``get``.
         """
-        return await _in_thread(self.get, name, target, version=version, copy=copy)
+        return await _in_thread(self.get, name, target, version=version, copy=copy, read_only=read_only)
 
     async def get_versioned_async(
-        self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
+        self,
+        name: str,
+        target: Target,
+        *,
+        version: int | None = None,
+        copy: bool | None = None,
+        read_only: bool = False,
     ) -> tuple[int, Any]:
         """Open what stands under a name, and return its version with it, without blocking the event loop.
 
         Parameters
         ----------
-        name, target, version, copy
+        name, target, version, copy, read_only
             As for ``get``.
 
         Returns
@@ -506,7 +539,7 @@ class Client:
         BridgeError
             As for ``get``.
         """
-        return await _in_thread(self.get_versioned, name, target, version=version, copy=copy)
+        return await _in_thread(self.get_versioned, name, target, version=version, copy=copy, read_only=read_only)
 
     async def list_async(self) -> dict[str, tuple[int, str]]:
         """Return all names, without blocking the event loop.
@@ -569,12 +602,14 @@ class Client:
         import asyncio
 
         versions = self._versions(name, after, timeout)
-        while (version := await asyncio.to_thread(next, versions, 0)) != 0:
+        wait = functools.partial(asyncio.get_running_loop().run_in_executor, _waiting(os.getpid()), next, versions, 0)
+        while (version := await wait()) != 0:
             if version is not None:
                 yield version
 
     def close(self) -> None:
         """Close the connection, and end what was put."""
+        self._closed = True
         self._client.close()
 
     def __enter__(self) -> Client:
@@ -626,6 +661,14 @@ class Names(Client):
     def __enter__(self) -> Names:
         """Return the service."""
         return self
+
+
+@functools.cache
+def _waiting(_process: int) -> ThreadPoolExecutor:
+    """Return the threads that wait for versions: they would keep those of ``asyncio.to_thread`` from other calls."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(1 << 10, thread_name_prefix="truebridge-watch")
 
 
 async def _in_thread(function: Callable[..., _Result], *args: Any, whole: bool = False, **keywords: Any) -> _Result:

@@ -85,10 +85,7 @@ fn origin(runtime: &Runtime, tensor: &Tensor, device: Device) -> Result<(Option<
 }
 
 fn pending(tensor: &Tensor) -> Result<Option<Pending>, TchError> {
-    if tensor.f_is_conj()? {
-        return Ok(Some(Pending::Conjugation));
-    }
-    Ok(tensor.f_is_neg()?.then_some(Pending::Negation))
+    Ok(Pending::of(tensor.f_is_conj()?, tensor.f_is_neg()?))
 }
 
 #[cold]
