@@ -107,7 +107,8 @@ def _kind(device: str) -> str:
 def _ours(other: Other, to: str) -> tuple[Any, Any]:
     import truebridge as tb
 
-    text, found = literal_eval(other("share()")), []
+    text = literal_eval(other("share()"))
+    found: list[Any] = []
 
     def call() -> None:
         found[:] = tb.open(text, "torch", device=to)

@@ -114,9 +114,10 @@ def read(ticket: HostTicket | Ticket | str | bytes) -> HostTicket | None:
         values = json.loads(text)
         values.pop("truebridge")
         made = HostTicket(**values)
-        kinds = (str, int, int, str, (int, float))
-        sound = all(isinstance(value, kind) for value, kind in zip(vars(made).values(), kinds, strict=True))
-        if sound and 0 <= made.port < 1 << 16 and 0 <= made.share < 1 << 63 and bytes.fromhex(made.token):
+        numbers = (made.port, made.share, made.expires)
+        sound = isinstance(made.host, str) and all(isinstance(one, (int, float)) for one in numbers)
+        whole = isinstance(made.port, int) and isinstance(made.share, int)
+        if sound and whole and 0 <= made.port < 1 << 16 and 0 <= made.share < 1 << 63 and bytes.fromhex(made.token):
             return made
     raise of_kind("argument", "this is not a ticket: pass one as it was sent, whole")
 

@@ -216,13 +216,17 @@ def open(
     """
     elsewhere = _hosts.read(ticket)
     if elsewhere is None:
+        assert not isinstance(ticket, HostTicket)
         tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute, read_only)
         return tree_of(tree, tensors)
     from . import convert
 
     tensors, tree = _hosts.open(elsewhere, device)
-    given = {"copy": copy, "order": order, "permute": permute, "read_only": read_only}
-    return tree_of(tree, [convert(tensor, target, **given) for tensor in tensors])
+
+    def converted(tensor: Any) -> Any:
+        return convert(tensor, target, copy=copy, order=order, permute=permute, read_only=read_only)
+
+    return tree_of(tree, [converted(tensor) for tensor in tensors])
 
 
 def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
@@ -284,10 +288,11 @@ def end(ticket: Ticket | HostTicket | str | bytes) -> None:
 
 def _end(ticket: Ticket | HostTicket | str | bytes, told: bool) -> None:
     elsewhere = _hosts.read(ticket)
-    if elsewhere is None:
-        _core.ipc_revoke(ticket, told)
-    else:
+    if elsewhere is not None:
         _hosts.revoke(elsewhere, told)
+    else:
+        assert not isinstance(ticket, HostTicket)
+        _core.ipc_revoke(ticket, told)
 
 
 def configure(
