@@ -14,7 +14,7 @@ import truebridge_conformance
 SCRIPT = Path(truebridge_conformance.__file__).parents[1] / "conformance.py"
 
 PAIR = re.compile(r"numpy → numpy  passed +2\d cases +0 failed +\d+\.\d s")
-MATRIX = re.compile(r"numpy        15 of 15, 2\d cases")
+MATRIX = re.compile(r"numpy        16 of 16, 2\d cases")
 
 
 def command(report: Path, *options: str) -> list[str]:
@@ -28,7 +28,7 @@ def test_without_a_terminal_a_pair_is_one_plain_line(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert lines[0] == "device cpu, seed 1" and PAIR.fullmatch(lines[1]) and lines[2] == "", lines[:3]
     assert lines[3] == "from ↓ to →  numpy" and MATRIX.fullmatch(lines[4]), lines[3:]
-    assert lines[-1] == "15 passed, 0 failed"
+    assert lines[-1] == "16 passed, 0 failed"
     assert "\x1b" not in run.stdout + run.stderr and "\r" not in run.stdout + run.stderr
 
 
