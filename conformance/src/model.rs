@@ -30,18 +30,6 @@ impl Random {
 }
 
 impl Spec {
-    /// Returns whether all elements lie in the base buffer.
-    pub(crate) fn is_inside(&self) -> bool {
-        let dims = self.shape.iter().zip(&self.strides);
-        let reach = |(length, stride): (&i64, &i64)| i128::from(length - 1) * i128::from(*stride);
-        let (below, above): (Vec<_>, Vec<_>) = dims.clone().map(reach).partition(|reach| *reach < 0);
-        let first = self.offset as i128;
-        self.shape.len() == self.strides.len()
-            && self.shape.iter().all(|length| *length >= 0)
-            && (self.shape.contains(&0)
-                || (first + below.iter().sum::<i128>() >= 0 && first + above.iter().sum::<i128>() < self.base as i128))
-    }
-
     /// A compact tensor, alone in its base buffer.
     pub fn compact(dtype: DType, shape: &[i64]) -> Self {
         Self {
