@@ -1,4 +1,5 @@
-//! The subject of a faulty adapter is the sound one, but for views that the framework makes of its tensors.
+//! The subject of a faulty adapter is the sound one, but for views that the framework makes of its tensors, and for a
+//! fault of the subject's own.
 
 use super::{Breakable, Fault, Faulty};
 use crate::{Capabilities, Observed, Replay, Spec, Subject, Threads, model};

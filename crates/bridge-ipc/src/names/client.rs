@@ -14,6 +14,7 @@ use crate::wire::Content;
 use bridge_core::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -54,8 +55,8 @@ struct Found {
     name: String,
     version: u64,
     ticket: Ticket,
-    /// The tickets with which it was handed to the keeper's successor.
-    own: Vec<Ticket>,
+    /// The ticket with which each connection has last handed it to a keeper's successor.
+    own: BTreeMap<usize, Ticket>,
 }
 
 /// What this process has found at the keepers of each path. All its connections to a path share it, as each of them may
@@ -92,7 +93,7 @@ impl End {
 
     fn hear(&self, notice: Answer) {
         if let Answer::Displaced { ticket } = &notice {
-            locked(&self.found).retain(|found| !found.own.contains(ticket));
+            locked(&self.found).retain(|found| !found.own.values().any(|own| own == ticket));
         }
         self.shares.hear(notice);
     }
@@ -142,7 +143,7 @@ impl End {
             let kept = Kept::finished(Content { kept: false, ..content }, files, Vec::new());
             let own = exporter.share(kept, 0, ticket.about(), LISTED)?;
             let place = locked(&self.found).iter_mut().find(|found| found.ticket == ticket).map(|found| {
-                found.own.push(own.clone());
+                found.own.insert(ptr::from_ref(self).addr(), own.clone());
                 (found.name.clone(), found.version)
             });
             let put = place.map_or(Ok(()), |(name, version)| put(name, version, u64::MAX, own.clone()));
@@ -319,7 +320,7 @@ impl Client {
             if found.len() >= MOST_FOUND {
                 found.retain(|known| importer::kept(&known.ticket).is_some());
             }
-            found.push(Found { name: name.into(), version: *version, ticket: ticket.clone(), own: Vec::new() });
+            found.push(Found { name: name.into(), version: *version, ticket: ticket.clone(), own: BTreeMap::new() });
         }
         Ok(())
     }

@@ -383,7 +383,7 @@ class Client:
         Raises
         ------
         BridgeConnectionError
-            If the process that serves names has ended.
+            If the process that serves names has ended, or the connection was closed.
         """
         for version in self._versions(name, after, timeout):
             if version is not None:
@@ -597,7 +597,7 @@ class Client:
         Raises
         ------
         BridgeConnectionError
-            If the process that serves names has ended.
+            If the process that serves names has ended, or the connection was closed.
         """
         import asyncio
 
@@ -665,7 +665,10 @@ class Names(Client):
 
 @functools.cache
 def _waiting(_process: int) -> ThreadPoolExecutor:
-    """Return the threads that wait for versions: they would keep those of ``asyncio.to_thread`` from other calls."""
+    """Return the threads of this process that wait for versions.
+
+    Those of ``asyncio.to_thread`` are few, and other calls need them.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     return ThreadPoolExecutor(1 << 10, thread_name_prefix="truebridge-watch")
