@@ -4,7 +4,7 @@ use super::child::{Child, read, runs_alone, seen};
 use super::wire::{ALL, Answer, HEADER, memory, numbered, send, ticket_for};
 use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::{Error, ErrorKind, Result};
-use bridge_ipc::{Client, Exporter, IpcTensor, Limits, Settings, Ticket, Writing, open, while_waiting};
+use bridge_ipc::{Client, Exporter, IpcTensor, Limits, Names, Settings, Ticket, Writing, open, while_waiting};
 use rustix::process::Signal;
 use std::cell::RefCell;
 use std::io::Read;
@@ -171,8 +171,24 @@ fn a_descriptor_belongs_to_the_frame_that_it_came_with() {
     assert_eq!(opens.join().unwrap().unwrap_err().kind(), ErrorKind::Protocol);
 }
 
-/// Each of the first bytes comes with some descriptors. More than an answer may have, or fewer than it has, end the
-/// connection.
+/// A keeper counts the bytes of what it takes over once.
+#[test]
+fn a_keeper_takes_no_memory_that_may_grow() {
+    let other = Other::new();
+    let path = other.folder.path().join("names");
+    let _names = Names::keep(&path, Settings::default()).unwrap();
+    let client = Client::connect(&path).unwrap();
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| client.put("memory", &other.ticket(1), 1).map_err(|error| error.kind()));
+        let mut socket = other.accept();
+        let (number, _) = heard(&mut socket);
+        lend(&socket, number, 1, 64);
+        assert_eq!(put.join().unwrap(), Err(ErrorKind::Protocol));
+    });
+}
+
+/// Each of the first bytes comes with some descriptors. More than an answer may have end the connection at once, and
+/// fewer than it has, too.
 #[test]
 fn descriptors_come_in_several_sends() {
     let lengths = vec!["[64]"; 1012].join(",").replace("[64]", r#"{"road":"file","nbytes":64,"writing":"never"}"#);
@@ -191,7 +207,9 @@ fn descriptors_come_in_several_sends() {
         let mut socket = other.accept();
         let bytes = numbered(heard(&mut socket).0, body.as_bytes());
         for (at, count) in counts.iter().enumerate() {
-            let end = if at + 1 == counts.len() { bytes.len() } else { at + 1 };
+            // What is too much is seen before the frame is whole.
+            let is_whole = at + 1 == counts.len() && at < 4;
+            let end = if is_whole { bytes.len() } else { at + 1 };
             let files = (0..*count).map(|_| memory(64, ALL)).collect();
             send(&socket, &Answer { bytes: bytes[at..end].to_vec(), files });
         }
