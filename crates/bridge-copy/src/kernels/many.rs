@@ -215,7 +215,7 @@ mod tests {
             let tables: Vec<_> = tables.iter().map(|table| (table.kernel, table.index, table.blocks)).collect();
             (tables, others)
         };
-        let (copies, casts) = ((Kernel::Pieces8, 2, 7), (Kernel::Cast, 0, 16));
+        let (copies, casts) = ((Kernel::Pieces16, 2, 7), (Kernel::Cast, 0, 16));
         assert_eq!(made(&pieces, FEWEST), (vec![copies, casts], vec![5]));
         assert_eq!(made(&pieces, 0), (vec![copies, casts], vec![5]));
         assert_eq!(made(&pieces, 9), (vec![casts], vec![2, 5, 8, 11, 14, 17, 20, 23]), "eight copies");

@@ -66,8 +66,9 @@ impl Table {
 
     /// Returns the kernel for the units that divide everything.
     pub fn kernel(&self) -> Kernel {
-        const KERNELS: [Kernel; 4] = [Kernel::Pieces1, Kernel::Pieces2, Kernel::Pieces4, Kernel::Pieces8];
-        KERNELS[self.bits.trailing_zeros().min(3) as usize]
+        const KERNELS: [Kernel; 5] =
+            [Kernel::Pieces1, Kernel::Pieces2, Kernel::Pieces4, Kernel::Pieces8, Kernel::Pieces16];
+        KERNELS[self.bits.trailing_zeros().min(4) as usize]
     }
 
     /// Enters a walk whose first elements are at these addresses. Returns `false` where a launch of its own suits it
@@ -246,7 +247,7 @@ mod tests {
         }
         assert_eq!(table.pieces.len(), 3);
         assert_eq!(table.owners.len(), 46 + 1 + 1, "64 KiB each");
-        assert_eq!(table.kernel(), Kernel::Pieces8);
+        assert_eq!(table.kernel(), Kernel::Pieces16);
         let askew = Walk::new(&small, &small).unwrap().widen();
         assert!(table.enter(&askew, (1 << 40) + 2, 1 << 41));
         assert_eq!(table.kernel(), Kernel::Pieces2);

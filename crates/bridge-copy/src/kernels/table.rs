@@ -67,6 +67,7 @@ kernels! {
     Pieces2 c"pieces2" 256 0;
     Pieces4 c"pieces4" 256 0;
     Pieces8 c"pieces8" 256 0;
+    Pieces16 c"pieces16" 256 0;
     Cast c"cast" 256 0;
 }
 
