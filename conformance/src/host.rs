@@ -1,7 +1,9 @@
 //! Subjects of host memory: a subject is an adapter and the few functions in which frameworks differ.
 
 use crate::{Capabilities, Observed, Spec, Subject, model};
-use bridge_core::{Adapter, Consumer, DType, Device, HostOnly, Lent, Offer, Order, Ordering, Profile, Result, Stream};
+use bridge_core::{
+    Adapter, Consumer, DType, Device, Failed, HostOnly, Lent, Offer, Order, Ordering, Profile, Result, Stream,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,6 +108,10 @@ impl<A: Adapter, H> Adapter for HostSubject<A, H> {
 
     fn overwritten(&self, tensor: &A::Tensor) -> Result<()> {
         self.adapter.overwritten(tensor)
+    }
+
+    fn overwritten_all(&self, tensors: &[&A::Tensor]) -> Result<(), Failed> {
+        self.adapter.overwritten_all(tensors)
     }
 
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {

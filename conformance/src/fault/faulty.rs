@@ -3,8 +3,8 @@
 use super::Fault;
 use crate::{Observed, Subject};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Keep, Layout, Lent, Offer, Order, Profile, Result, Reuse,
-    Stream, Strides, Views,
+    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Failed, Keep, Layout, Lent, Offer, Order, Profile, Result,
+    Reuse, Stream, Strides, Views,
 };
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -194,6 +194,10 @@ impl<A: Breakable> Adapter for Faulty<A> {
 
     fn overwritten(&self, tensor: &A::Tensor) -> Result<()> {
         self.sound.overwritten(tensor)
+    }
+
+    fn overwritten_all(&self, tensors: &[&A::Tensor]) -> Result<(), Failed> {
+        self.sound.overwritten_all(tensors)
     }
 
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {

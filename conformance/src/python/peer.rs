@@ -1,10 +1,11 @@
 //! A library that is known by a protocol alone, as a source.
 
-use bridge_core::{Adapter, Consumer, DType, Device, Error, ErrorKind, Lent, Offer, Order, Profile, Result, Strides};
+use bridge_core::{
+    Adapter, Consumer, DType, Device, Error, ErrorKind, Failed, Lent, Offer, Order, Profile, Result, Strides,
+};
 use bridge_frameworks::Foreign;
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -65,6 +66,10 @@ impl<'py> Adapter for Peer<'py> {
         self.foreign.overwritten(tensor)
     }
 
+    fn overwritten_all(&self, tensors: &[&PyTensor<'py>]) -> Result<(), Failed> {
+        self.foreign.overwritten_all(tensors)
+    }
+
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
         self.foreign.empty(device, dtype, shape, order)
     }
@@ -94,9 +99,5 @@ impl<'py> PyAdapter<'py> for Peer<'py> {
 
     fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
         self.foreign.counted_by(tensor)
-    }
-
-    fn all_overwritten(&self, tensors: &Bound<'py, PyList>) -> Result<()> {
-        self.foreign.all_overwritten(tensors)
     }
 }

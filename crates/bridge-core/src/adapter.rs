@@ -1,6 +1,8 @@
 //! Adapters: a framework, as core sees it.
 
-use crate::{Consumer, DType, Device, Error, ErrorKind, Layout, Lease, Lent, Options, Order, Profile, Result, plan};
+use crate::{
+    Consumer, DType, Device, Error, ErrorKind, Failed, Layout, Lease, Lent, Options, Order, Profile, Result, plan,
+};
 use std::ptr;
 use std::sync::Arc;
 
@@ -146,6 +148,18 @@ pub trait Adapter {
         let name = &self.profile().name;
         let text = format!("tensors of {name} cannot be overwritten: convert the source to {name}, and use the result");
         Err(Error::new(ErrorKind::ReadOnly, text))
+    }
+
+    /// As [`overwritten`](Self::overwritten), for many tensors.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`overwritten`](Self::overwritten), with the index of the tensor.
+    fn overwritten_all(&self, tensors: &[&Self::Tensor]) -> Result<(), Failed> {
+        let each = |(index, tensor): (usize, &&Self::Tensor)| {
+            self.overwritten(tensor).map_err(|error| Failed { index, error })
+        };
+        tensors.iter().enumerate().try_for_each(each)
     }
 
     /// Returns a fresh tensor with undefined elements: compact in this order, writable, aligned to [`COPY_ALIGNMENT`],

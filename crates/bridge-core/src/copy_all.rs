@@ -10,7 +10,7 @@ use crate::host_copy::copy_by_loop;
 use crate::moved::{Moving, Way, unmovable};
 use crate::{
     Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Pair, Piece, Planned,
-    Result, Stream, Strided,
+    Result, Reuse, Stream, Strided,
 };
 use std::sync::Arc;
 
@@ -114,8 +114,10 @@ pub(crate) fn run<F, T>(
     plans: &[Plan],
     ordering: &Arc<dyn Ordering>,
 ) -> Result<Vec<Streams>, Misfit> {
-    for (index, pair) in pairs.iter().enumerate() {
-        pair.to.overwritten(pair.out).map_err(|error| Failed { index, error })?;
+    for group in jobs.chunk_by(|job, next| Arc::ptr_eq(&job.consumer, &next.consumer)) {
+        let indices: Vec<usize> = group.iter().map(|job| job.index).collect();
+        let targets: Vec<&T> = indices.iter().map(|index| pairs[*index].out).collect();
+        pairs[indices[0]].to.overwritten_all(&targets).map_err(|failed| failed.among(&indices))?;
     }
     for (job, pair) in jobs.iter().zip(pairs) {
         used(pair.from, &job.source);
@@ -231,7 +233,13 @@ fn copy_together(
         copied.map_err(|Failed { index, error }| Failed { index: jobs.get(index).map_or(0, |job| job.index), error });
     // A lease orders the return of what it held. It is made also where a copy has failed: others may be launched.
     for Job { source, target, consumer, .. } in jobs {
+        let elsewhere = consumer.uses_other_streams();
         for lent in [source, target] {
+            // The owner reuses the memory in the stream of the copy, which orders that by itself.
+            let buffer = lent.buffer();
+            if !elsewhere && buffer.stream() == stream && buffer.reuse() == Reuse::InStreamOrder {
+                continue;
+            }
             batch.hold(Lease::new(lent, stream, false, Arc::clone(&consumer), Arc::clone(ordering)));
         }
     }

@@ -64,10 +64,9 @@ macro_rules! frameworks {
         mod adapters {
             use super::Framework;
             use crate::Foreign;
-            use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
+            use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, Profile, Result};
             use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
-            use pyo3::types::PyList;
-            use pyo3::{Bound, Python};
+            use pyo3::Python;
             use std::ops::Deref;
             use std::sync::Arc;
 
@@ -121,6 +120,10 @@ macro_rules! frameworks {
                     (**self).overwritten(tensor)
                 }
 
+                fn overwritten_all(&self, tensors: &[&Self::Tensor]) -> Result<(), Failed> {
+                    (**self).overwritten_all(tensors)
+                }
+
                 fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Self::Tensor> {
                     (**self).empty(device, dtype, shape, order)
                 }
@@ -150,10 +153,6 @@ macro_rules! frameworks {
 
                 fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
                     (**self).counted_by(tensor)
-                }
-
-                fn all_overwritten(&self, tensors: &Bound<'py, PyList>) -> Result<()> {
-                    (**self).all_overwritten(tensors)
                 }
             }
 

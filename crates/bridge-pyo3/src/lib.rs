@@ -29,7 +29,6 @@ pub use owner::{LeaseOwner, PyOwner};
 pub use pyo3;
 
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 
 /// Tensors of the adapters for Python.
 pub type PyTensor<'py> = Bound<'py, PyAny>;
@@ -88,14 +87,5 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
     /// What Python raises.
     fn counted_by(&self, tensor: &PyTensor<'py>) -> bridge_core::Result<Option<PyTensor<'py>>> {
         Ok(Some(tensor.clone()))
-    }
-
-    /// As [`overwritten`](bridge_core::Adapter::overwritten), for each tensor of a list.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`overwritten`](bridge_core::Adapter::overwritten).
-    fn all_overwritten(&self, tensors: &Bound<'py, PyList>) -> bridge_core::Result<()> {
-        tensors.iter().try_for_each(|tensor| self.overwritten(&tensor))
     }
 }

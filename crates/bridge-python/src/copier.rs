@@ -6,10 +6,9 @@ use crate::ordering::ordering;
 use crate::pairs::{self, Pairs};
 use crate::{cross, options, trace};
 use bridge_core::{DType, Failed, Lent, Misfit, Pair, Prepared, Result};
-use bridge_pyo3::{PyTensor, framework_error};
+use bridge_pyo3::PyTensor;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 use std::collections::HashSet;
 
 /// Copies that are checked and planned. ``copier`` makes it, and each call copies again.
@@ -35,7 +34,7 @@ pub(crate) struct Copier {
     /// The pairs that each call looks at.
     checked: Vec<usize>,
     /// What counts writes to the targets, one list for each framework.
-    counters: Vec<(Framework, Py<PyList>)>,
+    counters: Vec<(Framework, Vec<Py<PyAny>>)>,
 }
 
 #[pymethods]
@@ -57,7 +56,7 @@ impl Copier {
     fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
         let leaves = self.leaves.iter().flat_map(|(src, out)| [src, out]);
         leaves.chain([&self.src, &self.out]).try_for_each(|object| visit.call(object))?;
-        self.counters.iter().try_for_each(|(_, tensors)| visit.call(tensors))
+        self.counters.iter().flat_map(|(_, tensors)| tensors).try_for_each(|tensor| visit.call(tensor))
     }
 
     fn __len__(&self) -> usize {
@@ -84,8 +83,9 @@ impl Copier {
             }
         }
         for (framework, tensors) in &self.counters {
-            let told = framework.open(py).and_then(|adapter| adapter.all_overwritten(tensors.bind(py)));
-            told.map_err(|error| Failed { index: 0, error })?;
+            let adapter = framework.open(py).map_err(|error| Failed { index: 0, error })?;
+            let tensors: Vec<_> = tensors.iter().map(|tensor| tensor.bind(py)).collect();
+            adapter.overwritten_all(&tensors)?;
         }
         // SAFETY: the loop above has looked at every tensor, or at one for each storage whose memory may be replaced. Writes
         // of other threads at the same time are the program's to order, as for the frameworks' own copies.
@@ -115,13 +115,11 @@ fn is_still(tensor: &PyTensor<'_>, lent: &Lent) -> bool {
 /// Returns what counts the writes to the targets, each once: the targets themselves where each call looks at them, and
 /// else one tensor for each count.
 fn counters<'py>(
-    py: Python<'py>,
     check: bool,
     sides: &[(AnyAdapter<'py>, AnyAdapter<'py>)],
     leaves: &[Leaf<'_, 'py>],
-) -> Result<Vec<(Framework, Py<PyList>)>> {
-    let raised = |error| framework_error(py, "Python", error);
-    let (mut lists, mut met): (Vec<(Framework, Py<PyList>)>, HashSet<usize>) = Default::default();
+) -> Result<Vec<(Framework, Vec<Py<PyAny>>)>> {
+    let (mut lists, mut met): (Vec<(Framework, Vec<Py<PyAny>>)>, HashSet<usize>) = Default::default();
     for ((_, to), (_, out)) in sides.iter().zip(leaves) {
         let (Some(framework), Some(counter)) = (seen(out), to.counted_by(out)?) else { continue };
         let counter = if check { (*out).clone() } else { counter };
@@ -129,10 +127,10 @@ fn counters<'py>(
             continue;
         }
         let list = lists.iter().position(|(known, _)| *known == framework).unwrap_or_else(|| {
-            lists.push((framework, PyList::empty(py).unbind()));
+            lists.push((framework, Vec::new()));
             lists.len() - 1
         });
-        lists[list].1.bind(py).append(counter).map_err(raised)?;
+        lists[list].1.push(counter.unbind());
     }
     Ok(lists)
 }
@@ -250,7 +248,7 @@ pub(crate) fn copier(
         let sides = sides(&leaves).map_err(placed)?;
         let prepared = Prepared::new(&pairs(&leaves, &sides, dtype), ordering()).map_err(placed)?;
         let checked = if check { (0..leaves.len()).collect() } else { storages(&sides, &leaves)? };
-        let counters = counters(py, check, &sides, &leaves)?;
+        let counters = counters(check, &sides, &leaves)?;
         let leaves = leaves.into_iter().map(|(src, out)| (src.clone().unbind(), out.clone().unbind())).collect();
         Ok(Copier { src: src.clone().unbind(), out: out.clone().unbind(), leaves, dtype, prepared, checked, counters })
     };

@@ -1,8 +1,8 @@
 //! PyTorch as a module of Python.
 
 use crate::runtime::Runtime;
-use crate::{borrow, export, import};
-use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
+use crate::{borrow, export, import, raised};
+use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -64,6 +64,16 @@ impl<'py> Adapter for Torch<'py> {
         export::overwritten(tensor)
     }
 
+    fn overwritten_all(&self, tensors: &[&PyTensor<'py>]) -> Result<(), Failed> {
+        let each = |(index, tensor)| export::overwritten(tensor).map_err(|error| Failed { index, error });
+        let together = PyList::new(self.py, tensors).map_err(|error| raised(self.py, error));
+        match together.and_then(|list| export::overwritten(&list)) {
+            Ok(()) => Ok(()),
+            // Once more, to find the one that it is about.
+            Err(_) => tensors.iter().copied().enumerate().try_for_each(each),
+        }
+    }
+
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
         import::empty(self.py, device, dtype, shape, order)
     }
@@ -92,9 +102,5 @@ impl<'py> PyAdapter<'py> for Torch<'py> {
 
     fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
         export::counted_by(tensor).map(Some)
-    }
-
-    fn all_overwritten(&self, tensors: &Bound<'py, PyList>) -> Result<()> {
-        export::overwritten(tensors)
     }
 }

@@ -3,7 +3,7 @@
 use crate::debug::{self, Owned};
 use crate::trace::{Call, Facts, Outcome};
 use crate::watch::is_debugging;
-use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, Profile, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -73,6 +73,10 @@ impl<F: Owned> Adapter for Seen<'_, F> {
 
     fn overwritten(&self, tensor: &F) -> Result<()> {
         self.adapter.overwritten(tensor)
+    }
+
+    fn overwritten_all(&self, tensors: &[&F]) -> Result<(), Failed> {
+        self.adapter.overwritten_all(tensors)
     }
 
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<F> {
