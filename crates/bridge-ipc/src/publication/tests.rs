@@ -101,6 +101,32 @@ fn a_displaced_version_frees_its_slot_and_a_draft_that_is_dropped_too() {
 }
 
 #[test]
+fn a_version_has_the_tree_that_it_was_announced_with() {
+    let (_folder, _names, (client, _exporter), publication) = published(2).unwrap();
+    for tree in ["[0,1]", "{\"a\":0,\"b\":1}"] {
+        publication.announce(publication.draft(SOON).unwrap(), Some(tree.into())).unwrap();
+        let (_, ticket) = client.newest("weights").unwrap().unwrap();
+        assert_eq!(crate::open(&ticket).unwrap().tree.as_deref(), Some(tree));
+    }
+}
+
+/// Other processes may still read what a keeper had passed on when it was killed.
+#[test]
+fn a_slot_that_a_keeper_has_is_replaced_and_not_written_again() {
+    let (_folder, _names, _ends, publication) = published(2).unwrap();
+    let drafts = [(); 2].map(|()| publication.draft(Duration::ZERO).unwrap());
+    let old = drafts.each_ref().map(|draft| draft.slot.clone().unwrap());
+    for draft in drafts {
+        draft.outside.store(1, Ordering::Relaxed);
+        drop(draft);
+    }
+    let again = [(); 2].map(|()| publication.draft(Duration::ZERO).unwrap());
+    let is_old = |draft: &Draft| old.iter().any(|slot| Arc::ptr_eq(slot, draft.slot.as_ref().unwrap()));
+    assert!(!again.iter().any(is_old));
+    assert_eq!(publication.draft(Duration::ZERO).unwrap_err().kind(), ErrorKind::Busy, "as many as before");
+}
+
+#[test]
 fn a_version_that_cannot_be_announced_is_an_error_of_the_next_call() {
     let (_folder, names, _client_and_exporter, publication) = published(2).unwrap();
     let draft = under_way(&publication);
