@@ -67,16 +67,20 @@ fn a_version_that_is_overtaken_is_left_out() {
 /// As above, while the thread announces another one.
 #[test]
 fn a_version_that_waits_to_be_announced_is_not_replaced_by_an_older_one() {
-    let (_folder, _names, _ends, publication) = published(4).unwrap();
-    let [first, older, newer] = [(); 3].map(|()| under_way(&publication));
-    let turn = locked(&publication.desk.turn);
-    drop(first);
-    publication.desk.wait(SOON, |state| state.finished.is_none().then_some(())).unwrap();
-    drop(newer);
-    drop(older);
-    drop(turn);
-    assert!(publication.settled(SOON).unwrap().is_some(), "the newest is announced");
-    eventually_free(&publication, 3);
+    for is_in_order in [false, true] {
+        let (_folder, _names, _ends, publication) = published(4).unwrap();
+        let [first, older, newer] = [(); 3].map(|()| under_way(&publication));
+        let turn = locked(&publication.desk.turn);
+        drop(first);
+        publication.desk.wait(SOON, |state| state.finished.is_none().then_some(())).unwrap();
+        match is_in_order {
+            true => drop((older, newer)),
+            false => drop((newer, older)),
+        }
+        drop(turn);
+        assert!(publication.settled(SOON).unwrap().is_some(), "the newest is announced");
+        eventually_free(&publication, 3);
+    }
 }
 
 #[test]
@@ -101,12 +105,27 @@ fn a_displaced_version_frees_its_slot_and_a_draft_that_is_dropped_too() {
 }
 
 #[test]
-fn a_version_has_the_tree_that_it_was_announced_with() {
+fn a_version_has_the_elements_and_the_tree_that_it_was_announced_with() {
+    /// Returns the bytes of each tensor, to fill or to read.
+    fn bytes(tensors: &[IpcTensor]) -> Vec<&mut [u8]> {
+        let bytes = |tensor: &IpcTensor| {
+            let start = std::ptr::with_exposed_provenance_mut(tensor.data());
+            // SAFETY: the tensors are compact, share no byte, and are used on this thread alone.
+            unsafe { std::slice::from_raw_parts_mut(start, tensor.layout().nbytes()) }
+        };
+        tensors.iter().map(bytes).collect()
+    }
     let (_folder, _names, (client, _exporter), publication) = published(2).unwrap();
-    for tree in ["[0,1]", "{\"a\":0,\"b\":1}"] {
-        publication.announce(publication.draft(SOON).unwrap(), Some(tree.into())).unwrap();
+    for (number, tree) in [(1, "[0,1]"), (2, "{\"a\":0,\"b\":1}")] {
+        let draft = publication.draft(SOON).unwrap();
+        for (index, bytes) in bytes(draft.tensors()).into_iter().enumerate() {
+            bytes.fill(10 * number + index as u8);
+        }
+        publication.announce(draft, Some(tree.into())).unwrap();
         let (_, ticket) = client.newest("weights").unwrap().unwrap();
-        assert_eq!(crate::open(&ticket).unwrap().tree.as_deref(), Some(tree));
+        let opened = crate::open(&ticket).unwrap();
+        assert_eq!(bytes(&opened.tensors), [&[10 * number; 16][..], &[10 * number + 1]]);
+        assert_eq!(opened.tree.as_deref(), Some(tree));
     }
 }
 
