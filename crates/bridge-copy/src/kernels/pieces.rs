@@ -292,8 +292,8 @@ mod tests {
 
     #[test]
     fn rows_of_four_dimensions_are_copied_to_their_places() {
-        let shape = [2, 3, 256, 64];
-        let source = layout(DType::UINT8, &shape, Some(&[3 * 20_000, 20_000, 72, 1]));
+        let shape = [2, 4, 256, 64];
+        let source = layout(DType::UINT8, &shape, Some(&[4 * 20_000, 20_000, 72, 1]));
         let target = layout(DType::UINT8, &shape, Some(&[17_000, 2 * 17_000, 65, 1]));
         let (from, to) = (1 << 40, 1 << 41);
         let mut table = Table::default();
