@@ -284,6 +284,7 @@ mod tests {
         assert_eq!(kernel(2, 2, [80, 96, 112]), Kernel::Pieces2);
         assert_eq!(kernel(0, 0, [81, 96, 112]), Kernel::Pieces1);
         assert_eq!(kernel(2, 0, [82, 96, 112]), Kernel::Pieces2);
+        assert_eq!(kernel(0, 2, [82, 96, 112]), Kernel::Pieces2);
         assert_eq!(kernel(0, 0, [80, 100, 112]), Kernel::Pieces4);
         assert_eq!(kernel(0, 0, [80, 96, 113]), Kernel::Pieces1);
         assert_eq!(kernel(0, 0, [80, 98, 98]), Kernel::Pieces2);
