@@ -106,25 +106,23 @@ fn a_displaced_version_frees_its_slot_and_a_draft_that_is_dropped_too() {
 
 #[test]
 fn a_version_has_the_elements_and_the_tree_that_it_was_announced_with() {
-    /// Returns the bytes of each tensor, to fill or to read.
-    fn bytes(tensors: &[IpcTensor]) -> Vec<&mut [u8]> {
-        let bytes = |tensor: &IpcTensor| {
-            let start = std::ptr::with_exposed_provenance_mut(tensor.data());
-            // SAFETY: the tensors are compact, share no byte, and are used on this thread alone.
-            unsafe { std::slice::from_raw_parts_mut(start, tensor.layout().nbytes()) }
-        };
-        tensors.iter().map(bytes).collect()
-    }
+    let start = |tensor: &IpcTensor| std::ptr::with_exposed_provenance_mut::<u8>(tensor.data());
+    // SAFETY: the tensor is compact, and no other thread uses it.
+    let fill = |tensor: &IpcTensor, byte| unsafe { start(tensor).write_bytes(byte, tensor.layout().nbytes()) };
+    // SAFETY: as above.
+    let read =
+        |tensor: &IpcTensor| unsafe { std::slice::from_raw_parts(start(tensor), tensor.layout().nbytes()) }.to_vec();
     let (_folder, _names, (client, _exporter), publication) = published(2).unwrap();
     for (number, tree) in [(1, "[0,1]"), (2, "{\"a\":0,\"b\":1}")] {
         let draft = publication.draft(SOON).unwrap();
-        for (index, bytes) in bytes(draft.tensors()).into_iter().enumerate() {
-            bytes.fill(10 * number + index as u8);
+        for (index, tensor) in draft.tensors().iter().enumerate() {
+            fill(tensor, 10 * number + index as u8);
         }
         publication.announce(draft, Some(tree.into())).unwrap();
         let (_, ticket) = client.newest("weights").unwrap().unwrap();
         let opened = crate::open(&ticket).unwrap();
-        assert_eq!(bytes(&opened.tensors), [&[10 * number; 16][..], &[10 * number + 1]]);
+        let bytes: Vec<_> = opened.tensors.iter().map(read).collect();
+        assert_eq!(bytes, [vec![10 * number; 16], vec![10 * number + 1]]);
         assert_eq!(opened.tree.as_deref(), Some(tree));
     }
 }
