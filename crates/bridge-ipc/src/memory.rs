@@ -280,6 +280,36 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_its_process_could_change_is_refused() {
+        let file = made(Writing::Shared);
+        for writing in [Writing::Private, Writing::Never] {
+            assert_eq!(open(&file, 3, writing).unwrap_err().kind(), ErrorKind::Protocol, "{writing:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_process_of_a_version_may_change_its_memory() {
+        let (file, mapping) = create(3).unwrap();
+        seal_for_others(&file).unwrap();
+        write(&mapping);
+        assert_eq!(first(&open(&file, 3, Writing::Private).unwrap()), 9);
+        assert!(map(&file, 3, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED).is_err());
+        assert!(rustix::fs::ftruncate(&file, 1).is_err() && rustix::fs::ftruncate(&file, 4).is_err());
+        assert!(fcntl_add_seals(&file, SealFlags::WRITE).is_err(), "another process could seal it for its owner, too");
+    }
+
+    #[test]
+    fn memory_is_unmapped_with_its_last_user() {
+        let (file, mapping) = create(3).unwrap();
+        let number = rustix::fs::fstat(&file).unwrap().st_ino.to_string();
+        let is_this = |line: &str| line.contains("memfd:") && line.split_whitespace().nth(4) == Some(&number);
+        let is_mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().any(is_this);
+        assert!(is_mapped());
+        drop(mapping);
+        assert!(!is_mapped());
+    }
+
+    #[test]
     fn no_memory_is_an_error() {
         assert_eq!(create(1 << 52).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }

@@ -247,6 +247,13 @@ mod tests {
     }
 
     #[test]
+    fn a_ticket_expires() {
+        let until = |expires| Ticket::new(Path::new("/x"), 7, Token([0; 16]), expires, "x").unwrap();
+        assert_eq!((until(1_700_000_000).remaining(), until(u64::MAX).remaining().is_some()), (None, true));
+        assert_eq!(until(1_700_000_000).to_string(), "x, expired");
+    }
+
+    #[test]
     fn the_token_is_not_shown() {
         let ticket = ticket("x");
         let hidden = "30313233";
@@ -271,6 +278,7 @@ mod tests {
             (&good.replace("\"share\":7", "\"share\":7,\"more\":1"), ErrorKind::Argument),
             (&good.replace("\"x\"", "\"\\u001b[31m\""), ErrorKind::Argument),
             (&" ".repeat(MAX_TICKET + 1), ErrorKind::Argument),
+            (&(" ".repeat(MAX_TICKET) + &good), ErrorKind::Argument),
         ];
         for (text, kind) in bad {
             assert_eq!(text.parse::<Ticket>().unwrap_err().kind(), kind, "{text}");

@@ -419,6 +419,31 @@ mod tests {
         assert_eq!(answers, include_str!("../../../fixtures/ipc/answers.jsonl"));
     }
 
+    /// Handles of the driver have any bytes.
+    #[test]
+    fn every_byte_is_read_from_its_digits() {
+        for first in [0u8, 64, 128, 192] {
+            let bytes = Hex::<64>(std::array::from_fn(|i| first + i as u8));
+            let text = serde_json::to_string(&bytes).unwrap();
+            assert_eq!(serde_json::from_str::<Hex<64>>(&text).unwrap(), bytes, "{text}");
+        }
+        assert_eq!(serde_json::from_str::<Hex<2>>("\"0fA0\"").ok(), None, "one text for each value");
+    }
+
+    /// Messages up to the limit are accepted: what is sent is compared with the same number.
+    #[test]
+    fn a_frame_as_long_as_the_limit_is_read() {
+        let message = frame(7, &returned(1));
+        let read = |limit| {
+            let mut frames = Frames::new(limit);
+            frames.add(&message);
+            frames.next::<Request>()
+        };
+        let length = message.len() - HEADER;
+        assert_eq!(read(length), Ok(Some((7, returned(1)))));
+        assert_eq!(read(length - 1), Err(Why::Protocol));
+    }
+
     #[test]
     fn an_answer_has_its_own_fields_and_no_others() {
         let read = serde_json::from_str::<Answer>;

@@ -268,18 +268,60 @@ mod tests {
         assert!(table.pieces.is_empty() && table.owners.is_empty());
     }
 
+    /// A wider unit would read and write at addresses that it does not divide.
+    #[test]
+    fn the_unit_of_the_kernel_divides_every_address_row_and_stride() {
+        let kernel = |from: usize, to: usize, [row, source, target]: [i64; 3]| {
+            let side = |stride| layout(DType::UINT8, &[3, row], Some(&[stride, 1]));
+            let mut table = Table::default();
+            let walk = Walk::new(&side(source), &side(target)).unwrap().widen();
+            assert!(table.enter(&walk, (1 << 40) + from, (1 << 41) + to));
+            table.kernel()
+        };
+        assert_eq!(kernel(0, 0, [80, 96, 112]), Kernel::Pieces16);
+        assert_eq!(kernel(8, 0, [80, 96, 112]), Kernel::Pieces8);
+        assert_eq!(kernel(0, 4, [80, 96, 112]), Kernel::Pieces4);
+        assert_eq!(kernel(2, 2, [80, 96, 112]), Kernel::Pieces2);
+        assert_eq!(kernel(0, 0, [81, 96, 112]), Kernel::Pieces1);
+        assert_eq!(kernel(2, 0, [82, 96, 112]), Kernel::Pieces2);
+        assert_eq!(kernel(0, 2, [82, 96, 112]), Kernel::Pieces2);
+        assert_eq!(kernel(0, 0, [80, 100, 112]), Kernel::Pieces4);
+        assert_eq!(kernel(0, 0, [80, 96, 113]), Kernel::Pieces1);
+        assert_eq!(kernel(0, 0, [80, 98, 98]), Kernel::Pieces2);
+        assert_eq!(kernel(0, 0, [84, 100, 112]), Kernel::Pieces4);
+    }
+
+    #[test]
+    fn rows_of_four_dimensions_are_copied_to_their_places() {
+        let shape = [2, 4, 256, 64];
+        let source = layout(DType::UINT8, &shape, Some(&[4 * 20_000, 20_000, 72, 1]));
+        let target = layout(DType::UINT8, &shape, Some(&[17_000, 2 * 17_000, 65, 1]));
+        let (from, to) = (1 << 40, 1 << 41);
+        let mut table = Table::default();
+        assert!(table.enter(&Walk::new(&source, &target).unwrap().widen(), from, to));
+        let mut bytes = expected((from, &source), (to, &target));
+        let mut written: Vec<_> = carried_out(&table)
+            .into_iter()
+            .flat_map(|(part, source)| part.clone().map(move |byte| (byte, source + (byte - part.start))))
+            .collect();
+        bytes.sort_unstable();
+        written.sort_unstable();
+        assert!(written == bytes, "{} bytes of {}", written.len(), bytes.len());
+    }
+
     #[test]
     fn giants_are_cut() {
-        let giant = layout(DType::UINT8, &[1 << 36], None);
+        let giant = layout(DType::UINT8, &[(1 << 36) + 48], None);
         let mut table = Table::default();
         assert!(table.enter(&Walk::new(&giant, &giant).unwrap().widen(), 1 << 40, (1 << 41) + 1));
-        assert_eq!(table.pieces.len(), 4);
-        assert_eq!(table.pieces.iter().map(|piece| piece.nbytes).sum::<i64>(), 1 << 36);
+        assert_eq!(table.pieces.len(), 5);
+        assert_eq!(table.pieces.iter().map(|piece| piece.nbytes).sum::<i64>(), (1 << 36) + 48);
         assert!(table.pieces.iter().all(|piece| piece.items as usize <= MOST_VECTORS));
         let rows = layout(DType::UINT8, &[1 << 30, 64], Some(&[128, 1]));
         let compact = layout(DType::UINT8, &[1 << 30, 64], None);
         let mut table = Table::default();
         assert!(table.enter(&Walk::new(&rows, &compact).unwrap().widen(), 1 << 40, 1 << 41));
         assert_eq!(table.pieces.len(), 3, "2^32 vectors");
+        assert_eq!(table.pieces.iter().map(|piece| u64::from(piece.items)).sum::<u64>(), 1 << 32);
     }
 }

@@ -24,6 +24,8 @@ struct Model<'a> {
     copy: &'a mut dyn FnMut(i64, i64, usize),
     read: &'a mut dyn FnMut(i64, usize),
     written: &'a mut dyn FnMut(i64, usize),
+    /// Where the target begins beyond a multiple of 16, in bytes.
+    beyond: i64,
 }
 
 /// Sizes of the unit and of what is stored at once, in bytes, by the name of the kernel.
@@ -52,7 +54,9 @@ impl Model<'_> {
             let (from, to) = (flat.sides.from + from, flat.sides.to + to);
             match kernel {
                 Kernel::Rows1 | Kernel::Rows2 | Kernel::Rows4 | Kernel::Rows8 => {
-                    // dims[0] counts vectors: one copy of the whole row stands for all of them.
+                    // dims[0] counts vectors: one copy of the whole row stands for all of them, which reach its end.
+                    let reach = 16 * i64::from(flat.dims[0].length) - (self.beyond + to).rem_euclid(16);
+                    assert!(reach >= flat.extra, "{reach} bytes of a row of {}", flat.extra);
                     if n % flat.dims[0].length as usize == 0 {
                         (self.copy)(from, to, flat.extra as usize);
                     }
@@ -162,6 +166,7 @@ fn check(from: &Layout, to: &Layout, beyond: (usize, usize)) -> Result<Vec<Kerne
         copy: &mut |from, to, nbytes| copied.extend((0..nbytes as i64).map(|byte| (to + byte, from + byte))),
         read: &mut |from, size| askew.extend(((beyond.0 as i64 + from) % size as i64 != 0).then_some((from, size))),
         written: &mut |to, size| also_askew.extend(((beyond.1 as i64 + to) % size as i64 != 0).then_some((to, size))),
+        beyond: beyond.1 as i64,
     };
     launches.iter().for_each(|launch| model.run(launch));
     copied.sort_unstable();
@@ -259,6 +264,9 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     }
     let rows = layout(DType::FLOAT32, &[16, 100], Some(&[101, 1]));
     assert_eq!(check(&rows, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Rows4]);
+    // A row that begins in the last byte of its first vector.
+    let rows = layout(DType::UINT8, &[16, 98], Some(&[99, 1]));
+    assert_eq!(check(&rows, &layout(DType::UINT8, &[16, 98], None), (0, 15)).unwrap(), [Rows1]);
     // Three of four channels, and three in reverse; rows that are not whole words.
     let planes = layout(DType::UINT8, &[3, 1000], None);
     let some = layout(DType::UINT8, &[3, 1000], Some(&[1, 4]));
@@ -300,6 +308,16 @@ fn more_than_two_to_the_31_units_are_several_launches() {
             assert!(count < MOST_UNITS && launch.blocks > 0);
             units += count;
             ends.push(to);
+            // Where the target's element at this offset is in the source: the target is compact.
+            let place =
+                |(rest, at): (i64, i64), (length, stride): (&i64, &i64)| (rest / length, at + rest % length * stride);
+            let from = match &launch.parameters {
+                Parameters::Flat(flat) => flat.sides.from,
+                Parameters::Tile(tile) => tile.sides.from,
+            };
+            assert_eq!(from, shape.iter().zip(strides).rev().fold((to, 0), place).1, "of the byte at {to}");
+            assert_eq!(launch.kernel == Kernel::Rows1, strides == [1], "a run is copied as one, and no other bytes");
+            assert!(strides != [1] || to % 16 == 0, "the pieces of a run are aligned as the first");
         }
         assert!(launches.len() > 3 && units == from.numel(), "{} launches of {units}", launches.len());
         assert_eq!(ends[0], 0);

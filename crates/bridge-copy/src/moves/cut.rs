@@ -141,12 +141,25 @@ mod tests {
                     while let Some(piece) = pieces.claim() {
                         assert_eq!(piece.start, end);
                         assert!((1..=longest).contains(&piece.len()));
+                        let page = if piece.len() >= HUGE { HUGE } else { PAGE };
+                        assert!(
+                            piece.end == nbytes || (host + piece.end).is_multiple_of(page),
+                            "{piece:?} cuts a page"
+                        );
                         end = piece.end;
                     }
                     assert_eq!(end, nbytes, "{threads} threads");
                 }
             }
         }
+    }
+
+    #[test]
+    fn after_an_error_no_piece_is_claimed() {
+        let pieces = Pieces::of(&CUTS.up, Short::First, (Ends::Pages(0), 1 << 30), 8);
+        assert!(pieces.claim().is_some());
+        pieces.stop();
+        assert_eq!(pieces.claim(), None);
     }
 
     #[test]

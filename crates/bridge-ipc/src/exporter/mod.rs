@@ -217,3 +217,24 @@ impl Drop for Exporter {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_a_killed_keeper_passed_on_is_not_used_again() {
+        let is_dropped = |is_reused, leases: usize| {
+            let owner = Arc::new(());
+            let content =
+                Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: None, kept: false };
+            let mut kept = Kept::finished(content, Vec::new(), vec![Box::new(Arc::clone(&owner))]);
+            (kept.is_reused, kept.outside) = (is_reused, Arc::new(AtomicUsize::new(leases)));
+            drop(kept);
+            Arc::strong_count(&owner) == 1
+        };
+        assert!(is_dropped(true, 0), "no other process has it");
+        assert!(!is_dropped(true, 1) && !is_dropped(true, 2));
+        assert!(is_dropped(false, 1), "only the name of the memory goes");
+    }
+}

@@ -67,16 +67,20 @@ fn a_version_that_is_overtaken_is_left_out() {
 /// As above, while the thread announces another one.
 #[test]
 fn a_version_that_waits_to_be_announced_is_not_replaced_by_an_older_one() {
-    let (_folder, _names, _ends, publication) = published(4).unwrap();
-    let [first, older, newer] = [(); 3].map(|()| under_way(&publication));
-    let turn = locked(&publication.desk.turn);
-    drop(first);
-    publication.desk.wait(SOON, |state| state.finished.is_none().then_some(())).unwrap();
-    drop(newer);
-    drop(older);
-    drop(turn);
-    assert!(publication.settled(SOON).unwrap().is_some(), "the newest is announced");
-    eventually_free(&publication, 3);
+    for is_in_order in [false, true] {
+        let (_folder, _names, _ends, publication) = published(4).unwrap();
+        let [first, older, newer] = [(); 3].map(|()| under_way(&publication));
+        let turn = locked(&publication.desk.turn);
+        drop(first);
+        publication.desk.wait(SOON, |state| state.finished.is_none().then_some(())).unwrap();
+        match is_in_order {
+            true => drop((older, newer)),
+            false => drop((newer, older)),
+        }
+        drop(turn);
+        assert!(publication.settled(SOON).unwrap().is_some(), "the newest is announced");
+        eventually_free(&publication, 3);
+    }
 }
 
 #[test]
@@ -98,6 +102,45 @@ fn a_displaced_version_frees_its_slot_and_a_draft_that_is_dropped_too() {
     drop(draft);
     client.remove("weights").unwrap();
     eventually_free(&publication, 2);
+}
+
+#[test]
+fn a_version_has_the_elements_and_the_tree_that_it_was_announced_with() {
+    let start = |tensor: &IpcTensor| std::ptr::with_exposed_provenance_mut::<u8>(tensor.data());
+    // SAFETY: the tensor is compact, and no other thread uses it.
+    let fill = |tensor: &IpcTensor, byte| unsafe { start(tensor).write_bytes(byte, tensor.layout().nbytes()) };
+    // SAFETY: as above.
+    let read =
+        |tensor: &IpcTensor| unsafe { std::slice::from_raw_parts(start(tensor), tensor.layout().nbytes()) }.to_vec();
+    let (_folder, _names, (client, _exporter), publication) = published(2).unwrap();
+    for (number, tree) in [(1, "[0,1]"), (2, "{\"a\":0,\"b\":1}")] {
+        let draft = publication.draft(SOON).unwrap();
+        for (index, tensor) in draft.tensors().iter().enumerate() {
+            fill(tensor, 10 * number + index as u8);
+        }
+        publication.announce(draft, Some(tree.into())).unwrap();
+        let (_, ticket) = client.newest("weights").unwrap().unwrap();
+        let opened = crate::open(&ticket).unwrap();
+        let bytes: Vec<_> = opened.tensors.iter().map(read).collect();
+        assert_eq!(bytes, [vec![10 * number; 16], vec![10 * number + 1]]);
+        assert_eq!(opened.tree.as_deref(), Some(tree));
+    }
+}
+
+/// Other processes may still read what a keeper had passed on when it was killed.
+#[test]
+fn a_slot_that_a_keeper_has_is_replaced_and_not_written_again() {
+    let (_folder, _names, _ends, publication) = published(2).unwrap();
+    let drafts = [(); 2].map(|()| publication.draft(Duration::ZERO).unwrap());
+    let old = drafts.each_ref().map(|draft| draft.slot.clone().unwrap());
+    for draft in drafts {
+        draft.outside.store(1, Ordering::Relaxed);
+        drop(draft);
+    }
+    let again = [(); 2].map(|()| publication.draft(Duration::ZERO).unwrap());
+    let is_old = |draft: &Draft| old.iter().any(|slot| Arc::ptr_eq(slot, draft.slot.as_ref().unwrap()));
+    assert!(!again.iter().any(is_old));
+    assert_eq!(publication.draft(Duration::ZERO).unwrap_err().kind(), ErrorKind::Busy, "as many as before");
 }
 
 #[test]

@@ -22,6 +22,13 @@ fn read(letter: &Letter) -> Answer {
     frames.next().unwrap().unwrap().1
 }
 
+/// They count up from the time at which a keeper begins, and a keeper before it has counted less.
+#[test]
+fn versions_of_a_keeper_begin_beyond_those_of_an_earlier_one() {
+    let in_2023 = 1_700_000_000_000_000;
+    assert!((in_2023..NO_VERSION).contains(&microseconds()));
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Join,
