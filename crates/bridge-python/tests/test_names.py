@@ -87,6 +87,7 @@ REASONS: dict[str, str] = {
     "crates/bridge-python/python/truebridge/_formats.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_measure.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_onnxruntime.py": NUMPY_IS_A_TOOL,
+    "crates/bridge-python/python/truebridge/_hosts.py": "receives bytes in tensors of PyTorch, which NIXL demands, too",
     "crates/bridge-python/python/truebridge/_rooms.py": "a memory pool of PyTorch, and how PyTorch writes its dtypes",
     "crates/bridge-python/python/truebridge/autograd.py": "gradients cross between the two that have them",
     "crates/bridge-python/python/truebridge/files.py": NUMPY_IS_A_TOOL,

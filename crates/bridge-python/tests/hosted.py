@@ -1,0 +1,86 @@
+"""Programs for test_hosts.py: one shares with other hosts, one opens what it shares."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+LENDS = """
+import sys
+import torch
+import truebridge as tb
+from truebridge import _hosts
+_hosts._LINGER = 0.2
+tb.processes.configure(address=sys.argv[1])
+big = torch.arange(int(sys.argv[2]) << 18, dtype=torch.int32)
+small = [torch.full((3, 5), number, dtype=torch.bfloat16).t() for number in range(300)]
+print(tb.share({"big": big, "small": small, "step": 7}, reach="hosts", expires=600).text, flush=True)
+for line in sys.stdin:
+    print(tb.processes.held()["leases"], flush=True)
+"""
+
+READS = """
+import sys
+import torch
+import truebridge as tb
+print("up", flush=True)
+for text in sys.stdin:
+    try:
+        tree = tb.open(text, "torch")
+        big = torch.equal(tree["big"], torch.arange(tree["big"].numel(), dtype=torch.int32))
+        small = all(bool((tensor == number).all()) for number, tensor in enumerate(tree["small"]))
+        shapes = {tuple(tensor.shape) for tensor in tree["small"]} == {(5, 3)}
+        print("right" if big and small and shapes and tree["step"] == 7 else "wrong", flush=True)
+        del tree
+    except tb.BridgeError as error:
+        print(error.kind, flush=True)
+"""
+
+
+class Program:
+    """A program, perhaps in a network namespace."""
+
+    def __init__(self, code: str, *arguments: str, namespace: str | None = None) -> None:
+        before = [] if namespace is None else ["ip", "netns", "exec", namespace]
+        # Without this, UCX finds that both ends are on one host.
+        environment = {**os.environ, "UCX_TLS": "tcp", "UCX_LOG_LEVEL": "fatal"}
+        self.process = subprocess.Popen(
+            [*before, sys.executable, "-c", code, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.first = self.line()
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def begin(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def ask(self, line: str) -> str:
+        self.begin(line)
+        return self.line()
+
+    def end(self, how: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal, and return how the process ended."""
+        self.process.send_signal(how)
+        code = self.process.wait(30)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return code
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.process.poll() is None:
+            self.end()
