@@ -34,7 +34,7 @@ KNOWS = """
 import torch
 import truebridge as tb
 from base64 import b64encode
-from truebridge import _hosts
+from truebridge import _agents
 tb.processes.configure(address="127.0.0.1")
 def make(count, nbytes):
     global block, held
@@ -45,7 +45,7 @@ def share():
     return tb.share(held, reach="hosts").text
 def alone():
     global agent, memory
-    agent = _hosts._agent()
+    agent = _agents.nixl_agent()
     memory = agent.register_memory([(block.data_ptr(), block.nbytes, block.device.index or 0, "")], kind)
     return b64encode(agent.get_agent_metadata()).decode(), block.data_ptr()
 """
@@ -119,10 +119,10 @@ def _ours(other: Other, to: str) -> tuple[Any, Any]:
 def _alone(other: Other, to: str, count: int, nbytes: int) -> tuple[Any, Any]:
     import torch
 
-    from truebridge import _hosts
+    from truebridge import _agents
 
     metadata, address = literal_eval(other("alone()"))
-    agent, block = _hosts._agent(), torch.zeros(count, nbytes, dtype=torch.uint8, device=to)
+    agent, block = _agents.nixl_agent(), torch.zeros(count, nbytes, dtype=torch.uint8, device=to)
     index, kind = block.device.index or 0, literal_eval(other("kind"))
     agent.register_memory([(block.data_ptr(), block.nbytes, index, "")], _kind(to))
     peer = agent.add_remote_agent(b64decode(metadata))

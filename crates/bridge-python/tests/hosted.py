@@ -12,8 +12,6 @@ LENDS = """
 import sys
 import torch
 import truebridge as tb
-from truebridge import _hosts
-_hosts._LINGER = 0.2
 tb.processes.configure(address=sys.argv[1])
 big = torch.arange(int(sys.argv[2]) << 18, dtype=torch.int32)
 small = [torch.full((3, 5), number, dtype=torch.bfloat16).t() for number in range(300)]

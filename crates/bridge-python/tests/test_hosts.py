@@ -23,7 +23,9 @@ import pytest
 import truebridge as tb
 from hosted import LENDS, READS, Program
 from truebridge import _hosts, processes
+from truebridge._agents import Agents
 from truebridge._channel import Channel
+from truebridge._reading import Reading
 from truebridge_conformance.others import wait_until
 
 torch: Any = pytest.importorskip("torch")
@@ -36,7 +38,7 @@ def _address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder.chmod(0o700)
     processes._core.ipc_close()
     processes.configure(folder=folder)
-    if _hosts._own().server is None:
+    if not _hosts._here.port:
         processes.configure(address="127.0.0.1")
     yield
     processes._core.ipc_close()
@@ -114,7 +116,6 @@ def test_threads_open_at_once() -> None:
 
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(opened, range(48)))
-    assert not _hosts._own().readings
     for ticket in tickets:
         tb.revoke(ticket)
 
@@ -201,6 +202,12 @@ def test_a_ticket_that_has_ended_opens_nothing() -> None:
         '{"truebridge":"hosts","host":1,"port":1,"share":1,"token":"00","expires":1}',
         '{"truebridge":"hosts","host":"x","port":1,"share":-1,"token":"00","expires":1}',
         '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":"00","expires":1,"more":1}',
+        '{"truebridge":"hosts","host":"x","port":true,"share":1,"token":"00","expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":{},"token":"00","expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":null,"expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":["00"],"expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":"00","expires":"1"}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":"00","expires":[]}',
         '{"truebridge":"hosts",' + "[" * 5000,
     ],
 )
@@ -233,24 +240,17 @@ def kind(call):
 share = lambda: tb.share(np.zeros(3), reach="hosts")
 assert kind(share) == "argument"
 tb.processes.configure(address="127.0.0.1")
-_hosts._MODULES = ("no_such_nixl",)
+assert kind(lambda: tb.revoke(_hosts.HostTicket("x", 1, 1, "00", 1.0))) == "argument"
 assert kind(share) == "missing"
-_hosts._MODULES = ("nixl_cu12",)
-unknown = _hosts.HostTicket("x", 1, 1, "00", 1.0)
-assert kind(lambda: tb.revoke(unknown)) == "argument"
-ticket = share()
-import os
-if os.fork() == 0:
-    # A fork has none of it, and begins anew.
-    try:
-        assert kind(lambda: tb.revoke(ticket)) == "argument"
-        assert tb.open(ticket, "numpy").sum() == 0
-        os._exit(0)
-    finally:
-        os._exit(1)
-assert os.wait()[1] == 0
+assert tb.processes.held()["shares"] == 0
 """
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRUEBRIDGE_IPC": str(tmp_path)})
+    for name in ("nixl", "nixl_cu13", "nixl_cu12"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('there is none')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    environment = {**os.environ, "TRUEBRIDGE_IPC": str(tmp_path / "ipc"), "PYTHONPATH": path}
+    (tmp_path / "ipc").mkdir(mode=0o700)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -318,38 +318,46 @@ def test_a_reader_goes_on_after_the_end_of_the_process_that_shares(hosts: tuple[
 
 
 def answered(**changed: Any) -> dict[str, Any]:
-    group = {"device": ["cpu", 0], "packed": [[0, 0], [1, 256]], "alone": [], "pieces": [[4096, 280]]}
+    group = {"device": ["cpu", 0], "pieces": [[4096, 280]], "tensors": [[0, 0, 0], [1, 0, 256]], "agent": "AAAA"}
     tensors = [["float32", [2, 3]], ["int64", [3]]]
-    return {"is": "opened", "tensors": tensors, "groups": [{**group, **changed}], "tree": None, "agent": ""}
+    return {"is": "opened", "tensors": tensors, "groups": [{**group, **changed}], "tree": None}
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         {"is": "opened"},
+        answered(),
         {**answered(), "tensors": [["float32", [2, 3]]]},
         {**answered(), "tensors": [["float32", [2, -3]], ["int64", [3]]]},
         {**answered(), "tensors": [["nn", [2, 3]], ["int64", [3]]]},
         {**answered(), "tensors": [["float32", [1 << 62, 1 << 62]], ["int64", [3]]]},
         {**answered(), "tensors": [["float32", "x"], ["int64", [3]]]},
-        {**answered(), "tensors": [*answered()["tensors"], ["int8", []]]},
+        {**answered(), "tensors": [*answered()["tensors"], ["int8", [1]]]},
+        {**answered(), "tree": 5},
         {**answered(), "groups": [3]},
-        {**answered(), "agent": "?"},
+        {**answered(), "more": 1},
+        answered(agent="?"),
+        answered(agent=None),
         answered(device=["cpu"]),
         answered(device=["moon", 0]),
-        answered(packed=[[0, 0], [1, 257]]),
-        answered(packed=[[0, 0], [1, 264]]),
-        answered(packed=[[0, 0], [1, -256]]),
-        answered(packed=[[0, 0]]),
-        answered(packed=[[0, 0], [2, 256]]),
-        answered(alone=[1]),
-        answered(pieces=[[4096, 280], [9000, 1]]),
+        answered(device=["cpu", -1]),
+        answered(tensors=[[0, 0, 0], [1, 0, 257]]),
+        answered(tensors=[[0, 0, 0], [1, 0, -256]]),
+        answered(tensors=[[0, 0, 0], [1, -1, 256]]),
+        answered(tensors=[[0, 0, 0], [1, 1, 256]]),
+        answered(tensors=[[0, 0, 0]]),
+        answered(tensors=[[0, 0, 0], [0, 0, 0], [1, 0, 256]]),
+        answered(tensors=[[0, 0, 0], [2, 0, 256]]),
+        answered(tensors=[[0, 0, 0], [1, 0]]),
         answered(pieces=[[4096, -1]]),
-        answered(pieces=[[4096, 1 << 60]]),
+        answered(pieces=[[-4096, 280]]),
+        answered(pieces=[[1 << 63, 280]]),
         answered(pieces=[]),
-        answered(more=1),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_refused(answer: dict[str, Any]) -> None:
-    reading = _hosts._Reading(_hosts._own().reader(), None)  # type: ignore[arg-type]
-    assert kind_of(lambda: _hosts._fetched(reading, answer, None))[0] in {"protocol", "version", "out_of_memory"}
+    agents = Agents()
+    reading = Reading(agents, lambda: None, reader=agents.take())
+    assert kind_of(lambda: reading.read(answer, None))[0] in {"protocol", "version", "out_of_memory", "gone"}
+    reading.end()

@@ -6,6 +6,7 @@ docs/design/hosts.md specifies it. Nothing is encrypted: a message has a code th
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -32,6 +33,9 @@ _UNKNOWN, _KNOWN = 1 << 10, 1 << 28
 
 #: The most connections of a process whose other end is not known yet, and in all.
 _MOST_UNKNOWN, _MOST = 16, 128
+
+#: What the system says of a connection whose other host it does not reach.
+_CUT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 
 _NONCE = 16
 _CODE = hashlib.sha256().digest_size
@@ -64,6 +68,8 @@ class Channel:
         self._key = b""
         self._ways = (b"", b"")
         self._sent = self._received = 0
+        #: Whether the network is lost: the other process may be there.
+        self.is_cut = False
 
     def close(self) -> None:
         """Close the connection. The other end sees that."""
@@ -73,9 +79,13 @@ class Channel:
 
     def is_quiet(self) -> bool:
         """Return whether the other end is there and has sent nothing."""
+        return not self.wait(0)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the other end has sent something or is gone. Return whether that is so."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        return not poll.poll(0)
+        return bool(poll.poll(seconds * 1000))
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message."""
@@ -86,7 +96,7 @@ class Channel:
             self._connection.settimeout(PATIENCE)
             self._connection.sendall(len(body).to_bytes(4, "big") + body + code)
         except OSError as error:
-            raise _lost(error) from error
+            raise self._lost(error) from error
 
     def receive(self, patience: float | None = PATIENCE) -> dict[str, Any]:
         """Return the next message; ``None`` waits as long as the other end is there."""
@@ -115,7 +125,9 @@ class Channel:
         own, other = (server, client) if is_server else (client, server)
 
         def check() -> None:
-            said = self.receive().get("proof")
+            message = self.receive()
+            check_that_it_has_time(message)
+            said = message.get("proof")
             if not isinstance(said, str) or not hmac.compare_digest(
                 said.encode(errors="replace"), other.hex().encode()
             ):
@@ -139,21 +151,28 @@ class Channel:
                 self._connection.settimeout(None if until is None else max(0.001, until - time.monotonic()))
                 more = self._connection.recv(min(count - len(read), 1 << 20))
             except OSError as error:
-                raise _lost(error) from error
+                raise self._lost(error) from error
             if not more:
-                raise _lost(None)
+                raise self._lost(None)
             read += more
         return bytes(read)
+
+    def _lost(self, error: OSError | None) -> BridgeError:
+        if error is not None and error.errno in _CUT:
+            self.is_cut = True
+        elif isinstance(error, TimeoutError):
+            return of_kind("busy", "the other end does not answer in time: try again, or look at its process")
+        return of_kind("gone", f"the connection to the other host has ended{f': {error}' if error else ''}")
 
 
 def _broken() -> BridgeError:
     return of_kind("protocol", "the other end sends what is not a message: use one version of truebridge in both")
 
 
-def _lost(error: OSError | None) -> BridgeError:
-    if isinstance(error, TimeoutError):
-        return of_kind("busy", "the other end does not answer in time: try again, or look at its process")
-    return of_kind("gone", f"the connection to the other host has ended{f': {error}' if error else ''}")
+def check_that_it_has_time(message: dict[str, Any]) -> None:
+    """Raise an error if the other end has said that it is busy."""
+    if message.get("is") == "busy":
+        raise of_kind("busy", "the process that shares has too many connections: try again")
 
 
 def connect(address: tuple[str, int], share: int, token: bytes) -> Channel:
@@ -169,6 +188,7 @@ def connect(address: tuple[str, int], share: int, token: bytes) -> Channel:
         own = os.urandom(_NONCE)
         channel.send({"truebridge": VERSION, "share": share, "nonce": own.hex()})
         said = channel.receive()
+        check_that_it_has_time(said)
         if said.get("truebridge") != VERSION:
             raise of_kind("version", "the other end speaks another version: use one version of truebridge in both")
         channel.prove(token, share, (own, _nonce(said)), is_server=False)
@@ -213,14 +233,20 @@ class Server:
         self._token, self._serve = token, serve
         self._lock = threading.Lock()
         self._channels: set[Channel] = set()
-        self._unknown = 0
+        #: The connections whose other end is not known, the oldest first, and those of them that must end.
+        self._unknown: dict[Channel, socket.socket] = {}
+        self._dropped: set[Channel] = set()
         threading.Thread(target=self._accept, name="truebridge-hosts", daemon=True).start()
 
-    def close(self) -> None:
-        """Accept no more connections, and end those that there are."""
+    def stop(self) -> None:
+        """Accept no more connections."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def close(self) -> None:
+        """Accept no more connections, and end those that there are."""
+        self.stop()
         with self._lock:
             channels = list(self._channels)
         for channel in channels:
@@ -240,16 +266,27 @@ class Server:
                 continue
             channel = Channel(connection)
             with self._lock:
-                is_full = self._unknown >= _MOST_UNKNOWN or len(self._channels) >= _MOST
-                if not is_full:
-                    self._unknown += 1
-                    self._channels.add(channel)
-            if is_full:
-                channel.close()
-                continue
+                self._channels.add(channel)
+                self._unknown[channel] = connection
+                if len(self._unknown) > _MOST_UNKNOWN or len(self._channels) > _MOST:
+                    self._drop_the_oldest()
             thread = threading.Thread(target=self._attend, args=(channel, connection), name="truebridge-hosts")
             thread.daemon = True
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system has no more threads.
+                with self._lock:
+                    self._unknown.pop(channel, None)
+                self._end(channel)
+
+    def _drop_the_oldest(self) -> None:
+        """Let the thread of the oldest unknown connection end it: a silent one locks no other out."""
+        channel, connection = next(iter(self._unknown.items()))
+        del self._unknown[channel]
+        self._dropped.add(channel)
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RD)
 
     def _attend(self, channel: Channel, connection: socket.socket) -> None:
         try:
@@ -257,28 +294,40 @@ class Server:
             if share is not None:
                 self._serve(channel, share)
         finally:
-            with self._lock:
-                self._channels.discard(channel)
-            channel.close()
+            self._end(channel)
+
+    def _end(self, channel: Channel) -> None:
+        with self._lock:
+            self._channels.discard(channel)
+            self._dropped.discard(channel)
+        channel.close()
 
     def _known(self, channel: Channel, connection: socket.socket) -> int | None:
         """Return the share whose token the other end has."""
         try:
-            alive(connection)
-            said = channel.receive()
-            if said.get("truebridge") != VERSION or not isinstance(share := said.get("share"), int):
-                channel.send({"truebridge": VERSION})
-                return None
-            if not 0 <= share < 1 << 63:
-                return None
-            own = os.urandom(_NONCE)
-            channel.send({"truebridge": VERSION, "nonce": own.hex()})
-            # A share that there is not is refused as a wrong token is.
-            token = self._token(share) or os.urandom(_NONCE)
-            channel.prove(token, share, (_nonce(said), own), is_server=True)
+            share = self._proved(channel, connection)
         except (BridgeError, OSError):
+            share = None
+        with self._lock:
+            self._unknown.pop(channel, None)
+            is_dropped = channel in self._dropped
+        if is_dropped:
+            with contextlib.suppress(BridgeError):
+                channel.send({"is": "busy"})
             return None
-        finally:
-            with self._lock:
-                self._unknown -= 1
+        return share
+
+    def _proved(self, channel: Channel, connection: socket.socket) -> int | None:
+        alive(connection)
+        said = channel.receive()
+        if said.get("truebridge") != VERSION or not isinstance(share := said.get("share"), int):
+            channel.send({"truebridge": VERSION})
+            return None
+        if not 0 <= share < 1 << 63:
+            return None
+        own = os.urandom(_NONCE)
+        channel.send({"truebridge": VERSION, "nonce": own.hex()})
+        # A share that there is not is refused as a wrong token is.
+        token = self._token(share) or os.urandom(_NONCE)
+        channel.prove(token, share, (_nonce(said), own), is_server=True)
         return share

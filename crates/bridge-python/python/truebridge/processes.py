@@ -134,7 +134,7 @@ def share(
     if reach != "hosts" or writing is not None or isolated:
         text = "reach is 'host' or 'hosts', and other hosts receive a copy: leave writing and isolated out"
         raise of_kind("argument", text)
-    _hosts.prepare()
+    _hosts.check()
     return _hosts.share(_core.ipc_share(leaves, tree, expires, None, copy), expires)
 
 
@@ -219,14 +219,8 @@ def open(
         assert not isinstance(ticket, HostTicket)
         tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute, read_only)
         return tree_of(tree, tensors)
-    from . import convert
-
-    tensors, tree = _hosts.open(elsewhere, device)
-
-    def converted(tensor: Any) -> Any:
-        return convert(tensor, target, copy=copy, order=order, permute=permute, read_only=read_only)
-
-    return tree_of(tree, [converted(tensor) for tensor in tensors])
+    tensors, tree = _hosts.open(elsewhere, target, copy, device, order, permute, read_only)
+    return tree_of(tree, tensors)
 
 
 def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
@@ -342,7 +336,7 @@ def configure(
     others = folder is not None or users or any(one is not None for one in (connections, shares, leases, nbytes))
     if others or address is None:
         _core.ipc_configure(folder, users, connections, shares, leases, nbytes)
-    _hosts.configure(address)
+    _hosts.configure(address, folder)
 
 
 def held() -> dict[str, int]:

@@ -1,0 +1,109 @@
+"""NIXL's agents in a carrier: the ends of its transfers.
+
+UCX keeps two to four descriptors of each connection until its agent is destroyed. So an agent is replaced after a
+number of transfers, which bounds them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import secrets
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import of_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Agents", "Reader", "memory_of", "nixl_agent", "registered"]
+
+#: The transfers of one agent, after which it is replaced.
+_USES = 32
+
+#: The modules of NIXL's packages, that for any CUDA first.
+_MODULES = ("nixl", "nixl_cu13", "nixl_cu12")
+
+
+def nixl_agent() -> Any:
+    """Return a new agent with the backend UCX."""
+    errors = []
+    for name in _MODULES:
+        try:
+            api = importlib.import_module(f"{name}._api")
+            break
+        except ImportError as error:
+            errors.append(str(error))
+    else:
+        text = f"tensors travel to other hosts by NIXL, which is not installed ({errors[-1]}): pip install"
+        raise of_kind("missing", f"{text} 'truebridge[hosts]', or nixl[cu12] for CUDA 12")
+    # It logs a line at each start.
+    logging.getLogger("nixl").setLevel(logging.WARNING)
+    strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+    try:
+        agent = api.nixl_agent(secrets.token_hex(8), api.nixl_agent_config(backends=["UCX"], sync_mode=strict))
+    except Exception as error:
+        raise of_kind("driver", f"NIXL does not start: {error}") from error
+    if not agent.backends:
+        raise of_kind("missing", "NIXL has no backend UCX here: install its own package")
+    return agent
+
+
+def memory_of(kind: str) -> str:
+    """Return what NIXL calls the memory of a kind of device."""
+    return "DRAM" if kind == "cpu" else "VRAM"
+
+
+def registered(agent: Any, device: tuple[str, int], pieces: Sequence[tuple[int, int]]) -> Any:
+    """Register pieces of memory, each an address and a number of bytes."""
+    try:
+        return agent.register_memory([(*piece, device[1], "") for piece in pieces], memory_of(device[0]))
+    except Exception as error:
+        raise of_kind("driver", f"NIXL cannot reach memory of {device[0]}: {error}") from error
+
+
+@dataclass(eq=False)
+class Reader:
+    """An agent that reads for one request at a time: the end of one would take the peer from another."""
+
+    agent: Any
+    uses: int = 0
+
+
+class Agents:
+    """The agents of this process. No agent of NIXL reads from itself, so those that lend read nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[Reader] = []
+        self._lender: Any = None
+        self._lent = 0
+
+    def lender(self) -> Any:
+        """Return the agent that lends. A replaced one is destroyed with the last transfer that has it."""
+        with self._lock:
+            if self._lender is None or self._lent >= _USES:
+                self._lender, self._lent = nixl_agent(), 0
+            self._lent += 1
+            return self._lender
+
+    def check(self) -> None:
+        """Raise an error unless NIXL can be used."""
+        with self._lock:
+            if self._lender is None:
+                self._lender = nixl_agent()
+
+    def take(self) -> Reader:
+        """Return an agent that no other request uses."""
+        with self._lock:
+            # Agents are not made at the same time.
+            return self._idle.pop() if self._idle else Reader(nixl_agent())
+
+    def give(self, reader: Reader) -> None:
+        """Take back an agent on which no transfer is pending."""
+        reader.uses += 1
+        if reader.uses < _USES:
+            with self._lock:
+                self._idle.append(reader)
