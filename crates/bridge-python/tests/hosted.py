@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 LENDS = """
@@ -36,6 +37,24 @@ for text in sys.stdin:
     except tb.BridgeError as error:
         print(error.kind, flush=True)
 """
+
+
+def carriers_of(pid: int) -> list[int]:
+    """Return the carriers of a process that are running."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if len(arguments) > 5 and b"truebridge._carrier" in arguments[2] and arguments[5] == str(pid).encode():
+            found.append(int(folder.name))
+    return found
+
+
+def descriptors_of(pid: int) -> int:
+    """Return how many files a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 class Program:

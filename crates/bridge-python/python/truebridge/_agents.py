@@ -18,7 +18,7 @@ from .errors import of_kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Agents", "Reader", "memory_of", "nixl_agent", "registered"]
+__all__ = ["Agents", "Reader", "memory_of", "nixl", "nixl_agent", "registered"]
 
 #: The transfers of one agent, after which it is replaced.
 _USES = 32
@@ -27,18 +27,21 @@ _USES = 32
 _MODULES = ("nixl", "nixl_cu13", "nixl_cu12")
 
 
-def nixl_agent() -> Any:
-    """Return a new agent with the backend UCX."""
+def nixl() -> Any:
+    """Return the module of NIXL."""
     errors = []
     for name in _MODULES:
         try:
-            api = importlib.import_module(f"{name}._api")
-            break
+            return importlib.import_module(f"{name}._api")
         except ImportError as error:
             errors.append(str(error))
-    else:
-        text = f"tensors travel to other hosts by NIXL, which is not installed ({errors[-1]}): pip install"
-        raise of_kind("missing", f"{text} 'truebridge[hosts]', or nixl[cu12] for CUDA 12")
+    text = f"tensors travel to other hosts by NIXL, which is not installed ({errors[-1]}): pip install"
+    raise of_kind("missing", f"{text} 'truebridge[hosts]', or nixl[cu12] for CUDA 12")
+
+
+def nixl_agent() -> Any:
+    """Return a new agent with the backend UCX."""
+    api = nixl()
     # It logs a line at each start.
     logging.getLogger("nixl").setLevel(logging.WARNING)
     strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT

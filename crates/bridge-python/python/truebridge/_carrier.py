@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._agents import Agents
+from ._agents import Agents, nixl
 from ._channel import Server, address_of
 from ._hosts import MOST, HostTicket
 from ._lending import lend
@@ -152,7 +152,7 @@ class Carrier:
         with contextlib.suppress(Exception):
             import torch  # noqa: F401
 
-            self.agents.check()
+            nixl()
 
 
 def _refused(error: Exception) -> dict[str, str]:

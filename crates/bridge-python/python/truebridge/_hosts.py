@@ -244,9 +244,14 @@ def configure(address: str | None, folder: str | os.PathLike[str] | None) -> Non
     _here.start()
 
 
+def has_address() -> bool:
+    """Return whether this process has an address that other hosts reach."""
+    return _address is not None
+
+
 def check() -> None:
     """Raise an error if this process has no address."""
-    if _address is None:
+    if not has_address():
         text = "name the address at which other hosts reach this process: processes.configure(address='10.0.0.5')"
         raise of_kind("argument", text)
 
@@ -256,12 +261,8 @@ def share(ticket: Ticket, expires: float) -> HostTicket:
     here, now = _here, time.time()
     number, made = next(here.numbers), _Share(ticket, secrets.token_hex(16), now + expires)
     assert _address is not None
-    try:
-        with _asked(here.described(number, made)) as answer:
-            here.port = answer["port"]
-    except BaseException:
-        _core.ipc_revoke(ticket, False)
-        raise
+    with _asked(here.described(number, made)) as answer:
+        here.port = answer["port"]
     with here.lock:
         here.shares = {known: one for known, one in here.shares.items() if one.until > now}
         here.shares[number] = made

@@ -135,7 +135,12 @@ def share(
         text = "reach is 'host' or 'hosts', and other hosts receive a copy: leave writing and isolated out"
         raise of_kind("argument", text)
     _hosts.check()
-    return _hosts.share(_core.ipc_share(leaves, tree, expires, None, copy), expires)
+    ticket = _core.ipc_share(leaves, tree, expires, None, copy)
+    try:
+        return _hosts.share(ticket, expires)
+    except BaseException:
+        _core.ipc_revoke(ticket, False)
+        raise
 
 
 def road(x: Any) -> Literal["passed", "handle", "files", "pool", "copy"]:
