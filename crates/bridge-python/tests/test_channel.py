@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import socket
 import threading
@@ -191,19 +192,61 @@ def test_what_is_no_client_gets_nothing(server: Server, frames: list[bytes], ans
     connect(("127.0.0.1", server.port), 7, TOKEN).close()
 
 
-def test_silent_connections_do_not_keep_others_out_for_ever(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_channel, "PATIENCE", 0.5)
-    monkeypatch.setattr(Channel.receive, "__defaults__", (0.5,))
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(_channel._MOST_UNKNOWN + 4)]
+def test_silent_connections_lock_no_other_out(server: Server) -> None:
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * _channel._MOST_UNKNOWN)]
+    for _ in range(_channel._MOST_UNKNOWN):
+        connect(("127.0.0.1", server.port), 7, TOKEN).close()
+    # The oldest were dropped, and told why.
+    silent[0].settimeout(20)
+    assert b'"busy"' in silent[0].recv(100)
+    for connection in silent:
+        connection.close()
+
+
+def test_too_many_connections_are_refused_as_busy(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_channel, "_MOST", 2)
+    channels = [connect(("127.0.0.1", server.port), 7, TOKEN) for _ in range(2)]
+    assert kind_of(lambda: connect(("127.0.0.1", server.port), 7, TOKEN)) == "busy"
+    channels.pop().close()
     until = time.monotonic() + 20
     while True:
         try:
-            connect(("127.0.0.1", server.port), 7, TOKEN).close()
+            channels.append(connect(("127.0.0.1", server.port), 7, TOKEN))
             break
-        except BridgeError:
-            assert time.monotonic() < until
-    for connection in silent:
-        connection.close()
+        except BridgeError as error:
+            assert error.kind == "busy" and time.monotonic() < until
+    for channel in channels:
+        channel.close()
+
+
+def test_a_system_without_threads_ends_one_connection_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        assert kind_of(lambda: connect(("127.0.0.1", server.port), 7, TOKEN)) == "gone"
+    connect(("127.0.0.1", server.port), 7, TOKEN).close()
+
+
+class Lost(socket.socket):
+    """A connection whose other host the system does not reach any more."""
+
+    def recv(self, *_: Any) -> bytes:
+        raise OSError(self.number, "lost")
+
+    number = 0
+
+
+@pytest.mark.parametrize(
+    ("number", "is_cut"), [(errno.EHOSTUNREACH, True), (errno.ETIMEDOUT, True), (errno.ECONNRESET, False)]
+)
+def test_a_lost_network_is_told_apart_from_a_lost_process(number: int, is_cut: bool) -> None:
+    with Lost() as connection:
+        connection.number = number
+        channel = Channel(connection)
+        assert kind_of(lambda: channel.receive(None)) == "gone"
+        assert channel.is_cut == is_cut
 
 
 @pytest.mark.parametrize(

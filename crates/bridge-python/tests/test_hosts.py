@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import random
 import shutil
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from hosted import LENDS, READS, Program
+from hosted import LENDS, READS, Program, carriers_of
 from truebridge import _hosts, processes
 from truebridge._agents import Agents
 from truebridge._channel import Channel
@@ -30,6 +31,10 @@ from truebridge_conformance.others import wait_until
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("nixl_cu12")
+
+
+#: Carriers that are killed in a test, and the seed of the times.
+KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("KILLS", 3), ("SEED", 7)))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -188,6 +193,12 @@ def test_a_ticket_that_has_ended_opens_nothing() -> None:
     assert short.remaining == 0
     for ticket in (short, revoked):
         assert kind_of(lambda ticket=ticket: tb.open(ticket, "numpy"))[0] == "gone"
+    good = tb.share(np.ones(3), reach="hosts")
+    values = json.loads(good.text)
+    for text in (json.dumps(values, indent=2), json.dumps(values, sort_keys=True)):
+        assert tb.open(text, "numpy").sum() == 3
+    tb.revoke(json.dumps(values, indent=2))
+    assert kind_of(lambda: tb.open(good, "numpy"))[0] == "gone"
     with pytest.raises(tb.BridgeConnectionError):
         tb.open(short.text.replace(short.token, "00" * 16), "numpy")
 
@@ -286,28 +297,27 @@ def test_between_two_hosts(hosts: tuple[str, str]) -> None:
         wait_until(lambda: lends.ask("leases") == "0")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_reader_that_ends_leaves_nothing_behind(hosts: tuple[str, str], how: signal.Signals) -> None:
-    made = random.Random(how)
+def test_a_reader_that_ends_leaves_nothing_behind(hosts: tuple[str, str]) -> None:
+    made = random.Random(SEED)
     with Program(LENDS, "10.77.1.1", "64", namespace=hosts[0]) as lends:
-        for _ in range(2):
+        for how in (signal.SIGKILL, signal.SIGTERM):
             with Program(READS, namespace=hosts[1]) as reads:
                 reads.begin(lends.first)
-                time.sleep(made.uniform(0, 0.5))
+                time.sleep(made.uniform(0, 5))
                 reads.end(how)
         with Program(READS, namespace=hosts[1]) as reads:
             assert reads.ask(lends.first) == "right"
         wait_until(lambda: lends.ask("leases") == "0")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_reader_goes_on_after_the_end_of_the_process_that_shares(hosts: tuple[str, str], how: signal.Signals) -> None:
-    made = random.Random(how)
+def test_a_reader_goes_on_after_the_end_of_the_process_that_shares(hosts: tuple[str, str]) -> None:
+    made = random.Random(SEED)
     with Program(READS, namespace=hosts[1]) as reads, Program(LENDS, "10.77.1.1", "8", namespace=hosts[0]) as good:
-        for _ in range(2):
+        assert reads.ask(good.first) == "right"
+        for how in (signal.SIGKILL, signal.SIGINT):
             with Program(LENDS, "10.77.1.1", "64", namespace=hosts[0]) as lends:
                 reads.begin(lends.first)
-                time.sleep(made.uniform(0, 0.5))
+                time.sleep(made.uniform(0, 1))
                 lends.end(how)
             assert reads.line() in {"right", "gone"}
             assert reads.ask(good.first) == "right"
@@ -315,6 +325,22 @@ def test_a_reader_goes_on_after_the_end_of_the_process_that_shares(hosts: tuple[
             assert reads.process.stdin is not None
             reads.process.stdin.close()
         assert reads.process.wait(30) == 0
+
+
+def test_carriers_that_are_killed_at_random(hosts: tuple[str, str]) -> None:
+    made = random.Random(SEED)
+    with Program(LENDS, "10.77.1.1", "32", namespace=hosts[0]) as lends, Program(READS, namespace=hosts[1]) as reads:
+        assert reads.ask(lends.first) == "right"
+        for _ in range(KILLS):
+            reads.begin(lends.first)
+            time.sleep(made.uniform(0, 0.6))
+            (carrier,) = carriers_of(made.choice([lends, reads]).process.pid)
+            os.kill(carrier, signal.SIGKILL)
+            assert reads.line() in {"right", "gone"}
+            # It starts the next carrier, which serves the ticket again.
+            lends.ask("share")
+            assert reads.ask(lends.first) == "right"
+        wait_until(lambda: lends.ask("leases") == "0")
 
 
 def answered(**changed: Any) -> dict[str, Any]:

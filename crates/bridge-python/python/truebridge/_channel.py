@@ -320,6 +320,8 @@ class Server:
     def _proved(self, channel: Channel, connection: socket.socket) -> int | None:
         alive(connection)
         said = channel.receive()
+        if channel in self._dropped:
+            return None
         if said.get("truebridge") != VERSION or not isinstance(share := said.get("share"), int):
             channel.send({"truebridge": VERSION})
             return None

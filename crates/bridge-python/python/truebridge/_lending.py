@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._agents import registered
-from .errors import BridgeError, of_kind
+from .errors import BridgeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

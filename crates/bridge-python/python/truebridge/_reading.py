@@ -152,15 +152,16 @@ class Reading:
         """Read the tensors of a group, and wait for them."""
         assert self.reader is not None
         agent, (peer,) = self.reader.agent, self.peers
-        own = _own(theirs, opened)
-        for place, spans in own.items():
+        for place, spans in _own(theirs, opened).items():
             self.memories.append(registered(agent, place, _covers(spans)))
             try:
-                here = agent.get_xfer_descs([(mine, nbytes, place[1]) for mine, _, nbytes in spans], memory_of(place[0]))
+                here = [(mine, nbytes, place[1]) for mine, _, nbytes in spans]
                 there = [(other, nbytes, theirs.device[1]) for _, other, nbytes in spans]
-                handle = agent.initialize_xfer(
-                    "READ", here, agent.get_xfer_descs(there, memory_of(theirs.device[0])), peer
+                ends = (
+                    agent.get_xfer_descs(pieces, memory_of(kind))
+                    for pieces, kind in ((here, place[0]), (there, theirs.device[0]))
                 )
+                handle = agent.initialize_xfer("READ", *ends, peer)
                 self.handles.append(handle)
                 self._arrived(agent, handle)
             except BridgeError:
