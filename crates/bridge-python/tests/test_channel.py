@@ -15,6 +15,7 @@ import pytest
 
 from truebridge import BridgeError, _channel
 from truebridge._channel import Channel, Server, address_of, connect
+from truebridge_conformance.others import wait_until
 
 TOKEN = b"a token of a test"
 
@@ -206,6 +207,7 @@ def test_silent_connections_lock_no_other_out(server: Server) -> None:
 def test_too_many_connections_are_refused_as_busy(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_channel, "_MOST", 2)
     channels = [connect(("127.0.0.1", server.port), 7, TOKEN) for _ in range(2)]
+    wait_until(lambda: not server._unknown)
     assert kind_of(lambda: connect(("127.0.0.1", server.port), 7, TOKEN)) == "busy"
     channels.pop().close()
     until = time.monotonic() + 20
