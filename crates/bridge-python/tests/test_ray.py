@@ -306,6 +306,13 @@ def test_tensors_of_every_framework_go_between_nodes_by_tickets_for_hosts(cluste
         assert answer(cluster.beside, lambda self, x: [is_shared(y) for y in x["made"][1:]], ref) == [True] * 3
         answer(far, lambda self: tb.ray.register(target="numpy", device="cpu"))
         assert answer(far, lambda self, x: type(x["made"][0]).__name__, ref) == "ndarray"
+        # A coroutine needs nothing of Ray for it.
+        answer(far, lambda self: tb.ray.register(reach="hosts"))
+
+        async def total(ref: Any) -> float:
+            return float((await ref).sum())
+
+        assert asyncio.run(total(far.call.remote(ones))) == MANY
         del ref
         wait_until(lambda: held() == (0, 0))
         assert not tb._hosts._here.shares
