@@ -7,6 +7,7 @@ it, and docs/design/hosts.md says what the two tell each other.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -153,6 +154,9 @@ class Carrier:
             import torch  # noqa: F401
 
             nixl()
+        # What was imported is no garbage, and collections cost more than descriptions of many tensors are worth.
+        gc.freeze()
+        gc.set_threshold(100_000, 50, 100)
 
 
 def _refused(error: Exception) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,12 @@ def place_of(tensor: torch.Tensor) -> tuple[str, int]:
 
 def spec_of(tensor: torch.Tensor) -> Spec:
     """Return the name of the dtype, and the shape."""
-    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+    return _name_of(tensor.dtype), list(tensor.shape)
+
+
+@functools.cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def views(block: torch.Tensor, specs: Sequence[Spec], offsets: Sequence[int]) -> list[torch.Tensor]:

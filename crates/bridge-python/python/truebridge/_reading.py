@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,11 +83,11 @@ class Reading:
 
     def read(self, said: dict[str, Any], place: Place | None) -> Ticket:
         """Read what an answer describes."""
-        specs, tree, groups, metadata = _described(said)
-        made, opened = self._made(specs, tree, groups, place)
+        specs, sizes, tree, groups, metadata = _described(said)
+        made, opened = self._made(specs, sizes, tree, groups, place)
         for group, about in zip(groups, metadata, strict=True):
             self._load(about)
-            self._transfer(group, specs, opened)
+            self._transfer(group, opened)
         if self.channel is not None:
             with contextlib.suppress(BridgeError):
                 self.channel.send({"do": "done"})
@@ -114,7 +115,7 @@ class Reading:
         self.kept = None
 
     def _made(
-        self, specs: list[Spec], tree: str | None, groups: list[Group], place: Place | None
+        self, specs: list[Spec], sizes: list[int], tree: str | None, groups: list[Group], place: Place | None
     ) -> tuple[Ticket, list[torch.Tensor]]:
         """Make a ticket of this host for tensors of these shapes, and open it."""
         import torch
@@ -125,8 +126,8 @@ class Reading:
                 for device, numbers in _devices(specs, groups, place).items():
                     if device != "cpu":
                         streams.enter_context(torch.cuda.stream(_stream(device)))
-                    mine = [specs[number] for number in numbers]
-                    found.update(zip(numbers, _empty(device, mine), strict=True))
+                    mine, nbytes = [specs[number] for number in numbers], [sizes[number] for number in numbers]
+                    found.update(zip(numbers, _empty(device, mine, nbytes), strict=True))
                 tensors = [found[number] for number in range(len(specs))]
                 made = _core.ipc_share(tensors, tree, _LONG, "shared", None)
                 opened, _ = _core.ipc_open(made, "torch", None, None, None, None, False)
@@ -148,26 +149,29 @@ class Reading:
             text = f"NIXL does not know the other end: use one version of it in both ({error})"
             raise of_kind("version", text) from error
 
-    def _transfer(self, theirs: Group, specs: list[Spec], opened: list[torch.Tensor]) -> None:
+    def _transfer(self, theirs: Group, opened: list[torch.Tensor]) -> None:
         """Read the tensors of a group, and wait for them."""
         assert self.reader is not None
         agent, (peer,) = self.reader.agent, self.peers
-        for place, spans in _own(theirs, opened).items():
-            self.memories.append(registered(agent, place, _covers(spans)))
-            try:
-                here = [(mine, nbytes, place[1]) for mine, _, nbytes in spans]
-                there = [(other, nbytes, theirs.device[1]) for _, other, nbytes in spans]
-                ends = (
-                    agent.get_xfer_descs(pieces, memory_of(kind))
-                    for pieces, kind in ((here, place[0]), (there, theirs.device[0]))
-                )
-                handle = agent.initialize_xfer("READ", *ends, peer)
-                self.handles.append(handle)
-                self._arrived(agent, handle)
-            except BridgeError:
-                raise
-            except Exception as error:
-                raise of_kind("gone", f"the transfer has failed: {error}. Ask for a new ticket") from error
+        if not theirs.tensors:
+            return
+        # All tensors of a group are received on one device.
+        place, spans = place_of(opened[theirs.tensors[0][0]]), _spans(theirs, opened)
+        self.memories.append(registered(agent, place, _covers(spans)))
+        try:
+            here = [(mine, nbytes, place[1]) for mine, _, nbytes in spans]
+            there = [(other, nbytes, theirs.device[1]) for _, other, nbytes in spans]
+            ends = (
+                agent.get_xfer_descs(pieces, memory_of(kind))
+                for pieces, kind in ((here, place[0]), (there, theirs.device[0]))
+            )
+            handle = agent.initialize_xfer("READ", *ends, peer)
+            self.handles.append(handle)
+            self._arrived(agent, handle)
+        except BridgeError:
+            raise
+        except Exception as error:
+            raise of_kind("gone", f"the transfer has failed: {error}. Ask for a new ticket") from error
 
     def _arrived(self, agent: Any, handle: Any) -> None:
         """Begin a transfer, and wait until it is done."""
@@ -203,13 +207,18 @@ def _has_ended(agent: Any, handle: Any) -> bool:
         pause = min(0.1, pause * 2)
 
 
-def _described(said: dict[str, Any]) -> tuple[list[Spec], str | None, list[Group], list[bytes]]:
-    """Read an answer, and check that each tensor is there once, in a piece that has its bytes."""
-    import torch
+def _described(said: dict[str, Any]) -> tuple[list[Spec], list[int], str | None, list[Group], list[bytes]]:
+    """Read an answer: the tensors, their bytes, the tree, the groups, and NIXL's metadata of each.
 
+    Check that each tensor is there once, in a piece that has its bytes.
+    """
     try:
-        specs = [(str(name), [int(length) for length in shape]) for name, shape in said["tensors"]]
-        sizes = [_nbytes(torch, *spec) for spec in specs]
+        specs, items = [(name, [int(length) for length in shape]) for name, shape in said["tensors"]], {}
+        for name in {name for name, _ in specs}:
+            items[name] = _itemsize(name)
+        sizes = [items[name] * math.prod(shape) for name, shape in specs]
+        if any(not 0 <= length < 1 << 63 for _, shape in specs for length in shape):
+            raise ValueError("there is no such shape")
         tree, groups, metadata = said["tree"], [], []
         if not isinstance(tree, (str, type(None))):
             raise ValueError("the tree is a text")
@@ -231,14 +240,16 @@ def _described(said: dict[str, Any]) -> tuple[list[Spec], str | None, list[Group
             raise ValueError(f"tensors {missing} are missing")
     except (AttributeError, TypeError, ValueError, LookupError, OverflowError) as error:
         raise of_kind("protocol", _NONSENSE) from error
-    return specs, tree, groups, metadata
+    return specs, sizes, tree, groups, metadata
 
 
-def _nbytes(torch: Any, name: str, shape: list[int]) -> int:
+def _itemsize(name: str) -> int:
+    import torch
+
     dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0 or max(shape, default=0) >= 1 << 63:
-        raise ValueError(f"{name} and {shape} are no tensor")
-    return math.prod(shape) * int(dtype.itemsize)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} is no dtype")
+    return int(dtype.itemsize)
 
 
 def _devices(specs: list[Spec], groups: list[Group], place: Place | None) -> dict[str, list[int]]:
@@ -274,11 +285,10 @@ def _stream(device: str) -> Any:
 _streams: dict[str, Any] = {}
 
 
-def _empty(device: str, specs: list[Spec]) -> list[torch.Tensor]:
+def _empty(device: str, specs: list[Spec], sizes: list[int]) -> list[torch.Tensor]:
     """Return tensors in memory that no work uses."""
     import torch
 
-    sizes = [_nbytes(torch, *spec) for spec in specs]
     if device == "cpu":
         available = _available()
         if sum(sizes) > available:
@@ -301,25 +311,24 @@ def _available() -> int:
     return 1 << 62
 
 
-def _own(theirs: Group, opened: list[torch.Tensor]) -> dict[tuple[str, int], list[tuple[int, int, int]]]:
-    """Return what to read on each device of this process: an own address, the other one, and a number of bytes.
+def _spans(theirs: Group, opened: list[torch.Tensor]) -> list[tuple[int, int, int]]:
+    """Return what to read: an own address, the other one, and a number of bytes.
 
     Tensors that lie at the same distances at both ends are one span.
     """
-    found: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
-    last = None
-    for number, piece, offset in sorted(theirs.tensors, key=lambda tensor: tensor[1:]):
+    spans: list[tuple[int, int, int]] = []
+    last = -1
+    for number, piece, offset in sorted(theirs.tensors, key=itemgetter(1, 2)):
         tensor = opened[number]
-        spans = found.setdefault(place := place_of(tensor), [])
         mine, other, nbytes = tensor.data_ptr(), theirs.pieces[piece][0] + offset, tensor.nbytes
-        if spans and last == (place, piece):
+        if last == piece:
             before, there, length = spans[-1]
             if mine - before == other - there and 0 <= mine - before - length < _APART:
                 spans[-1] = before, there, mine - before + nbytes
                 continue
-        last = place, piece
+        last = piece
         spans.append((mine, other, nbytes))
-    return found
+    return spans
 
 
 def _covers(spans: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
