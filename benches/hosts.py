@@ -48,7 +48,7 @@ def share():
     return [tb.share(part, reach="hosts", expires=3600).text for part in parts]
 def alone():
     global agent, memory
-    agent = _agents.nixl_agent()
+    agent = _agents.nixl_agent((block.device.type, block.device.index or 0))
     memory = agent.register_memory([(block.data_ptr(), block.nbytes, block.device.index or 0, "")], kind)
     return b64encode(agent.get_agent_metadata()).decode(), block.data_ptr(), block.device.index or 0
 """
@@ -149,9 +149,10 @@ class _Nixl:
 
         about, self.address, self.theirs = literal_eval(other("alone()"))
         self.metadata, self.kinds = b64decode(about), (_kind(to), literal_eval(other("kind")))
-        self.count, self.nbytes, self.agent = count, nbytes, _agents.nixl_agent()
+        self.count, self.nbytes = count, nbytes
         self.block = torch.zeros(count, nbytes, dtype=torch.uint8, device=to)
         self.index = self.block.device.index or 0
+        self.agent = _agents.nixl_agent((self.block.device.type, self.index))
 
     def connect(self) -> None:
         self.memory = self.agent.register_memory(

@@ -383,7 +383,6 @@ def answered(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_an_answer_that_makes_no_sense_is_refused(answer: dict[str, Any]) -> None:
-    agents = Agents()
-    reading = Reading(agents, lambda: None, reader=agents.take())
+    reading = Reading(Agents(), lambda: None)
     assert kind_of(lambda: reading.read(answer, None))[0] in {"protocol", "version", "out_of_memory", "gone"}
     reading.end()

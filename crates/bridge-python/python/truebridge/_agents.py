@@ -1,11 +1,14 @@
 """NIXL's agents in a carrier: the ends of its transfers.
 
+UCX looks for transports of a GPU in the context that is current when an agent is made. So each is of one device.
+
 UCX keeps two to four descriptors of each connection until its agent is destroyed. So an agent is replaced after a
 number of transfers, which bounds them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import secrets
@@ -16,9 +19,12 @@ from typing import TYPE_CHECKING, Any
 from .errors import of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["Agents", "Reader", "memory_of", "nixl", "nixl_agent", "registered"]
+    #: A kind of device, and its number.
+    Place = tuple[str, int]
+
+__all__ = ["Agents", "Reader", "current", "memory_of", "nixl", "nixl_agent", "registered"]
 
 #: The transfers of one agent, after which it is replaced.
 _USES = 32
@@ -39,9 +45,27 @@ def nixl() -> Any:
     raise of_kind("missing", f"{text} 'truebridge[hosts]', or nixl[cu12] for CUDA 12")
 
 
-def nixl_agent() -> Any:
-    """Return a new agent with the backend UCX."""
-    api = nixl()
+def nixl_agent(device: Place = ("cpu", 0)) -> Any:
+    """Return a new agent with the backend UCX, for memory of a device."""
+    with current(device):
+        return _made(nixl())
+
+
+@contextlib.contextmanager
+def current(device: Place) -> Iterator[None]:
+    """Make the context of a GPU current in this thread."""
+    if device[0] == "cpu":
+        yield
+        return
+    import torch
+
+    with torch.cuda.device(device[1]):
+        # PyTorch makes the context no earlier than for memory.
+        torch.empty(1, device="cuda")
+        yield
+
+
+def _made(api: Any) -> Any:
     # It logs a line at each start.
     logging.getLogger("nixl").setLevel(logging.WARNING)
     strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
@@ -59,7 +83,7 @@ def memory_of(kind: str) -> str:
     return "DRAM" if kind == "cpu" else "VRAM"
 
 
-def registered(agent: Any, device: tuple[str, int], pieces: Sequence[tuple[int, int]]) -> Any:
+def registered(agent: Any, device: Place, pieces: Sequence[tuple[int, int]]) -> Any:
     """Register pieces of memory, each an address and a number of bytes."""
     try:
         return agent.register_memory([(*piece, device[1], "") for piece in pieces], memory_of(device[0]))
@@ -72,6 +96,7 @@ class Reader:
     """An agent that reads for one request at a time: the end of one would take the peer from another."""
 
     agent: Any
+    device: Place
     uses: int = 0
 
 
@@ -81,28 +106,27 @@ class Agents:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[Reader] = []
-        self._lender: Any = None
-        self._lent = 0
+        #: The agent that lends memory of a device, and how often it was used.
+        self._lenders: dict[Place, tuple[Any, int]] = {}
 
-    def lender(self) -> Any:
+    def lender(self, device: Place) -> Any:
         """Return the agent that lends. A replaced one is destroyed with the last transfer that has it."""
         with self._lock:
-            if self._lender is None or self._lent >= _USES:
-                self._lender, self._lent = nixl_agent(), 0
-            self._lent += 1
-            return self._lender
+            agent, uses = self._lenders.get(device, (None, _USES))
+            if uses >= _USES:
+                agent, uses = nixl_agent(device), 0
+            self._lenders[device] = agent, uses + 1
+            return agent
 
-    def check(self) -> None:
-        """Raise an error unless NIXL can be used."""
-        with self._lock:
-            if self._lender is None:
-                self._lender = nixl_agent()
-
-    def take(self) -> Reader:
+    def take(self, device: Place) -> Reader:
         """Return an agent that no other request uses."""
         with self._lock:
+            for reader in reversed(self._idle):
+                if reader.device == device:
+                    self._idle.remove(reader)
+                    return reader
             # Agents are not made at the same time.
-            return self._idle.pop() if self._idle else Reader(nixl_agent())
+            return Reader(nixl_agent(device), device)
 
     def give(self, reader: Reader) -> None:
         """Take back an agent on which no transfer is pending."""

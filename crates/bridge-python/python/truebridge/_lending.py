@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._agents import registered
+from ._agents import current, registered
 from .errors import BridgeError
 
 if TYPE_CHECKING:
@@ -57,14 +57,15 @@ class Group:
 def lend(agents: Agents, channel: Channel, ticket: Ticket) -> None:
     """Describe the tensors of a ticket to another process, and hold their memory until it is done."""
     specs, groups, tree, kept = _ready(ticket)
-    agent = agents.lender()
     with contextlib.ExitStack() as held:
         described = []
         for group in groups:
-            memory = registered(agent, group.device, group.pieces)
-            held.callback(agent.deregister_memory, memory)
-            # It describes this memory alone, and not what others read at the same time.
-            about = base64.b64encode(agent.get_partial_agent_metadata(memory, True, ["UCX"])).decode()
+            agent = agents.lender(group.device)
+            with current(group.device):
+                memory = registered(agent, group.device, group.pieces)
+                held.callback(agent.deregister_memory, memory)
+                # It describes this memory alone, and not what others read at the same time.
+                about = base64.b64encode(agent.get_partial_agent_metadata(memory, True, ["UCX"])).decode()
             described.append({**vars(group), "agent": about})
         channel.send({"is": "opened", "tensors": specs, "tree": tree, "groups": described})
         try:

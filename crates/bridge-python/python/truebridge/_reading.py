@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._agents import memory_of, registered
+from ._agents import current, memory_of, registered
 from ._channel import check_that_it_has_time, connect
 from ._lending import Group, place_of, views
 from .errors import BridgeError, of_kind
@@ -51,6 +51,32 @@ _NONSENSE = "the other end describes tensors that make no sense: use one version
 
 
 @dataclass(eq=False)
+class _Transfer:
+    """What NIXL has of a transfer."""
+
+    reader: Reader
+    peer: Any = None
+    memory: Any = None
+    handle: Any = None
+
+    def end(self) -> bool:
+        """Wait until nothing is under way, and free what NIXL has. Return whether the end is known."""
+        agent = self.reader.agent
+        if self.handle is not None and not _has_ended(agent, self.handle):
+            return False
+        for free, thing in (
+            (agent.release_xfer_handle, self.handle),
+            (agent.deregister_memory, self.memory),
+            (agent.remove_remote_agent, self.peer),
+        ):
+            if thing is not None:
+                with contextlib.suppress(Exception):
+                    free(thing)
+        self.handle = None
+        return True
+
+
+@dataclass(eq=False)
 class Reading:
     """One request for the tensors of a ticket of another host."""
 
@@ -58,10 +84,7 @@ class Reading:
     #: Raises an error if the program does not wait any more.
     check: Callable[[], None]
     channel: Channel | None = None
-    reader: Reader | None = None
-    peers: set[str] = field(default_factory=set)
-    memories: list[Any] = field(default_factory=list)
-    handles: list[Any] = field(default_factory=list)
+    transfers: list[_Transfer] = field(default_factory=list)
     #: What keeps the memory that is written to.
     kept: Any = None
 
@@ -78,7 +101,6 @@ class Reading:
             if kind not in _PLAUSIBLE or not isinstance(text, str):
                 raise of_kind("protocol", "the other end refuses for no reason that there is: use one version in both")
             raise of_kind(kind, f"the process that shares refuses: {text}")
-        self.reader = self.agents.take()
         return self.read(said, place)
 
     def read(self, said: dict[str, Any], place: Place | None) -> Ticket:
@@ -86,8 +108,8 @@ class Reading:
         specs, sizes, tree, groups, metadata = _described(said)
         made, opened = self._made(specs, sizes, tree, groups, place)
         for group, about in zip(groups, metadata, strict=True):
-            self._load(about)
-            self._transfer(group, opened)
+            if group.tensors:
+                self._transfer(group, about, opened)
         if self.channel is not None:
             with contextlib.suppress(BridgeError):
                 self.channel.send({"do": "done"})
@@ -95,20 +117,11 @@ class Reading:
 
     def end(self) -> None:
         """Free everything, as soon as nothing is under way: to cancel a transfer does not end its writes at once."""
-        if self.reader is not None:
-            agent = self.reader.agent
-            if not all(_has_ended(agent, handle) for handle in self.handles):
+        for transfer in self.transfers:
+            if not transfer.end():
                 _unknown.append(self)
                 return
-            for free, all_of_them in (
-                (agent.release_xfer_handle, self.handles),
-                (agent.deregister_memory, self.memories),
-                (agent.remove_remote_agent, self.peers),
-            ):
-                while all_of_them:
-                    with contextlib.suppress(Exception):
-                        free(all_of_them.pop())
-            self.agents.give(self.reader)
+            self.agents.give(transfer.reader)
         # The other process keeps what it lends as long as the connection is open.
         if self.channel is not None:
             self.channel.close()
@@ -138,40 +151,29 @@ class Reading:
         self.kept = opened
         return made, opened
 
-    def _load(self, about: bytes) -> None:
-        assert self.reader is not None
-        try:
-            self.peers.add(self.reader.agent.add_remote_agent(about))
-        except Exception as error:
-            if type(error).__name__ == "nixlBackendError":
-                text = f"the other process cannot be reached by NIXL, or has ended ({error}). Ask for a new ticket"
-                raise of_kind("gone", text) from error
-            text = f"NIXL does not know the other end: use one version of it in both ({error})"
-            raise of_kind("version", text) from error
-
-    def _transfer(self, theirs: Group, opened: list[torch.Tensor]) -> None:
+    def _transfer(self, theirs: Group, about: bytes, opened: list[torch.Tensor]) -> None:
         """Read the tensors of a group, and wait for them."""
-        assert self.reader is not None
-        agent, (peer,) = self.reader.agent, self.peers
-        if not theirs.tensors:
-            return
-        # All tensors of a group are received on one device.
+        # All of them are received on one device.
         place, spans = place_of(opened[theirs.tensors[0][0]]), _spans(theirs, opened)
-        self.memories.append(registered(agent, place, _covers(spans)))
-        try:
-            here = [(mine, nbytes, place[1]) for mine, _, nbytes in spans]
-            there = [(other, nbytes, theirs.device[1]) for _, other, nbytes in spans]
-            ends = (
-                agent.get_xfer_descs(pieces, memory_of(kind))
-                for pieces, kind in ((here, place[0]), (there, theirs.device[0]))
-            )
-            handle = agent.initialize_xfer("READ", *ends, peer)
-            self.handles.append(handle)
-            self._arrived(agent, handle)
-        except BridgeError:
-            raise
-        except Exception as error:
-            raise of_kind("gone", f"the transfer has failed: {error}. Ask for a new ticket") from error
+        transfer = _Transfer(self.agents.take(place))
+        self.transfers.append(transfer)
+        agent = transfer.reader.agent
+        with current(place):
+            transfer.peer = _loaded(agent, about)
+            transfer.memory = registered(agent, place, _covers(spans))
+            try:
+                here = [(mine, nbytes, place[1]) for mine, _, nbytes in spans]
+                there = [(other, nbytes, theirs.device[1]) for _, other, nbytes in spans]
+                ends = (
+                    agent.get_xfer_descs(pieces, memory_of(kind))
+                    for pieces, kind in ((here, place[0]), (there, theirs.device[0]))
+                )
+                transfer.handle = agent.initialize_xfer("READ", *ends, transfer.peer)
+                self._arrived(agent, transfer.handle)
+            except BridgeError:
+                raise
+            except Exception as error:
+                raise of_kind("gone", f"the transfer has failed: {error}. Ask for a new ticket") from error
 
     def _arrived(self, agent: Any, handle: Any) -> None:
         """Begin a transfer, and wait until it is done."""
@@ -191,6 +193,18 @@ class Reading:
             time.sleep(pause)
             pause = min(0.001, pause + 0.00002)
             state = agent.check_xfer_state(handle)
+
+
+def _loaded(agent: Any, about: bytes) -> Any:
+    """Tell an agent of the other one. Return its name."""
+    try:
+        return agent.add_remote_agent(about)
+    except Exception as error:
+        if type(error).__name__ == "nixlBackendError":
+            text = f"the other process cannot be reached by NIXL, or has ended ({error}). Ask for a new ticket"
+            raise of_kind("gone", text) from error
+        text = f"NIXL does not know the other end: use one version of it in both ({error})"
+        raise of_kind("version", text) from error
 
 
 def _has_ended(agent: Any, handle: Any) -> bool:
