@@ -162,6 +162,24 @@ def test_descriptors_are_bounded() -> None:
     tb.revoke(ticket)
 
 
+def test_a_carrier_rests_when_nothing_is_transferred() -> None:
+    ticket = tb.share(np.ones(100), reach="hosts", expires=600)
+    tb.open(ticket, "numpy")
+
+    def used() -> int:
+        numbers = Path(f"/proc/{own()}/stat").read_text().rpartition(")")[2].split()
+        return int(numbers[11]) + int(numbers[12])
+
+    def rests() -> bool:
+        before = used()
+        time.sleep(0.5)
+        return used() - before <= 1  # hundredths of a second
+
+    wait_until(rests)
+    assert tb.open(ticket, "numpy").sum() == 100
+    tb.revoke(ticket)
+
+
 def test_the_arguments_of_a_carrier_hold_no_secret() -> None:
     ticket = tb.share(np.ones(100), reach="hosts")
     arguments = Path(f"/proc/{own()}/cmdline").read_text()

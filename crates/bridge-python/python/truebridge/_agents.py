@@ -4,6 +4,8 @@ UCX looks for transports of a GPU in the context that is current when an agent i
 
 UCX keeps two to four descriptors of each connection until its agent is destroyed. So an agent is replaced after a
 number of transfers, which bounds them.
+
+A thread of each agent polls as long as it lives. So the carrier destroys them when it rests.
 """
 
 from __future__ import annotations
@@ -117,6 +119,12 @@ class Agents:
                 agent, uses = nixl_agent(device), 0
             self._lenders[device] = agent, uses + 1
             return agent
+
+    def clear(self) -> None:
+        """Destroy the agents that nothing uses."""
+        with self._lock:
+            self._idle.clear()
+            self._lenders.clear()
 
     def take(self, device: Place) -> Reader:
         """Return an agent that no other request uses."""

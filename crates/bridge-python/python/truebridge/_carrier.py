@@ -37,8 +37,8 @@ __all__ = ["main"]
 #: Seconds that the carrier stays at most for pending transfers after its program has ended.
 _AFTER = 150.0
 
-#: Seconds without a transfer after which memory of GPUs is returned to the system.
-_IDLE = 10.0
+#: Seconds without a transfer after which its agents, whose threads poll, and unused memory of GPUs are returned.
+_IDLE = 2.0
 
 
 @dataclass
@@ -149,6 +149,13 @@ class Carrier:
                 answer = _refused(error)
             _answer(request, answer)
 
+    def rest(self) -> None:
+        """Return what only transfers need."""
+        self.agents.clear()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
     def warm(self) -> None:
         """Import what transfers need, before the first one."""
         with contextlib.suppress(Exception):
@@ -184,11 +191,11 @@ def _check(request: socket.socket) -> None:
 
 
 def _requests(control: socket.socket, program: int, carrier: Carrier) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    """Yield the messages of the program until it ends. Return unused memory while there are none."""
+    """Yield the messages of the program until it ends. Rest while there are no transfers."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(program, select.POLLIN)
-    count = 0
+    met = rested = 0
     while True:
         ready = dict(poll.poll(_IDLE * 1000))
         if control.fileno() in ready:
@@ -201,10 +208,11 @@ def _requests(control: socket.socket, program: int, carrier: Carrier) -> Iterato
             yield json.loads(body), descriptors
         elif program in ready:
             return
-        elif count != carrier.count and not carrier.pending and (torch := sys.modules.get("torch")) is not None:
-            count = carrier.count
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+        else:
+            if not carrier.pending and rested != met == carrier.count:
+                rested = met
+                carrier.rest()
+            met = carrier.count
 
 
 def main(control: int, program: int) -> None:
