@@ -26,7 +26,8 @@ from hosted import LENDS, READS, Program, carriers_of
 from truebridge import _hosts, processes
 from truebridge._agents import Agents
 from truebridge._channel import Channel
-from truebridge._reading import Reading
+from truebridge._lending import Group
+from truebridge._reading import Reading, _spans
 from truebridge_conformance.others import wait_until
 
 torch: Any = pytest.importorskip("torch")
@@ -386,3 +387,17 @@ def test_an_answer_that_makes_no_sense_is_refused(answer: dict[str, Any]) -> Non
     reading = Reading(Agents(), lambda: None)
     assert kind_of(lambda: reading.read(answer, None))[0] in {"protocol", "version", "out_of_memory", "gone"}
     reading.end()
+
+
+def test_what_is_read_covers_nothing_that_another_device_sends() -> None:
+    block = torch.zeros(1024, dtype=torch.uint8)
+    opened = [block[:100], block[128:148], block[256:300]]
+
+    def read(tensors: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+        spans = _spans(Group(("cuda", 0), [(1 << 40, 1024)], tensors), opened)
+        return [(mine - block.data_ptr(), nbytes) for mine, _, nbytes in spans]
+
+    assert read([(0, 0, 0), (2, 0, 256)]) == [(0, 100), (256, 44)]
+    assert read([(1, 0, 0)]) == [(128, 20)]
+    # The three lie at both ends alike.
+    assert read([(0, 0, 0), (1, 0, 128), (2, 0, 256)]) == [(0, 300)]

@@ -328,19 +328,23 @@ def _available() -> int:
 def _spans(theirs: Group, opened: list[torch.Tensor]) -> list[tuple[int, int, int]]:
     """Return what to read: an own address, the other one, and a number of bytes.
 
-    Tensors that lie at the same distances at both ends are one span.
+    Neighbours that lie at the same distance at both ends are one span: what is between them is nothing of either end.
     """
+    starts = sorted(tensor.data_ptr() for tensor in opened if tensor.nbytes)
+    following = dict(zip(starts, starts[1:], strict=False))
     spans: list[tuple[int, int, int]] = []
-    last = -1
+    # The piece of the tensor before, and its own address.
+    last = (-1, -1)
     for number, piece, offset in sorted(theirs.tensors, key=itemgetter(1, 2)):
         tensor = opened[number]
         mine, other, nbytes = tensor.data_ptr(), theirs.pieces[piece][0] + offset, tensor.nbytes
-        if last == piece:
+        joins = last[0] == piece and following.get(last[1]) == mine
+        last = piece, mine
+        if joins:
             before, there, length = spans[-1]
-            if mine - before == other - there and 0 <= mine - before - length < _APART:
+            if mine - before == other - there and mine - before - length < _APART:
                 spans[-1] = before, there, mine - before + nbytes
                 continue
-        last = piece
         spans.append((mine, other, nbytes))
     return spans
 
