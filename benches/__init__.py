@@ -17,6 +17,7 @@ BENCHES = (
     "copies",
     "files",
     "host-copies",
+    "hosts",
     "keeper",
     "moves",
     "pieces",

@@ -8,17 +8,19 @@ One process shares tensors and sends a ticket, by any channel. Another opens the
     model = tb.open(text, "tensorflow")  # in another: the same memory
 
 The first process keeps the memory until the ticket has expired and every process that opened it has dropped the
-tensors, or has ended. Long-running programs share under names: see ``serve`` and ``connect``.
+tensors, or has ended. Long-running programs share under names: see ``serve`` and ``connect``. A ticket with
+``reach="hosts"`` is for processes of other hosts, which receive a copy.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from . import _core
+from . import _core, _hosts
 from ._core import Ticket
+from ._hosts import HostTicket
 from ._trees import shareable, tree_of
 from .errors import of_kind
 
@@ -27,13 +29,14 @@ if TYPE_CHECKING:
 
     from ._core import Device, Order, Target
 
-__all__ = ["Ticket", "configure", "end", "held", "open", "revoke", "road", "share"]
+__all__ = ["HostTicket", "Ticket", "configure", "end", "held", "open", "revoke", "road", "share"]
 
 Writing = Literal["private", "never", "shared"]
 
 atexit.register(_core.ipc_close)
 
 
+@overload
 def share(
     x: Any,
     *,
@@ -41,7 +44,19 @@ def share(
     writing: Writing | None = None,
     copy: bool | None = None,
     isolated: bool = False,
-) -> Ticket:
+    reach: Literal["host"] = "host",
+) -> Ticket: ...
+@overload
+def share(x: Any, *, expires: float = 60.0, copy: bool | None = None, reach: Literal["hosts"]) -> HostTicket: ...
+def share(
+    x: Any,
+    *,
+    expires: float = 60.0,
+    writing: Writing | None = None,
+    copy: bool | None = None,
+    isolated: bool = False,
+    reach: Literal["host", "hosts"] = "host",
+) -> Ticket | HostTicket:
     """Share a tensor of any framework with other processes.
 
     The ticket can be opened any number of times, by any process of this user on this machine. This process keeps the
@@ -64,10 +79,13 @@ def share(
     isolated : bool, optional
         Whether to share a copy in a separate allocation. A block of a GPU's allocator holds other tensors as well,
         which a process with the ticket could read.
+    reach : {"host", "hosts"}
+        With ``"hosts"``, processes of other hosts open the ticket, through NIXL, and each receives a copy. See
+        docs/hosts.md: it says who can read what.
 
     Returns
     -------
-    Ticket
+    Ticket or HostTicket
         The ticket. Send it, or its ``text``.
 
     Raises
@@ -111,7 +129,18 @@ def share(
     leaves, tree = shareable(x)
     if isolated and copy is False:
         raise of_kind("argument", "an isolated share is a copy: leave copy=False out")
-    return _core.ipc_share(leaves, tree, expires, writing, True if isolated else copy)
+    if reach == "host":
+        return _core.ipc_share(leaves, tree, expires, writing, True if isolated else copy)
+    if reach != "hosts" or writing is not None or isolated:
+        text = "reach is 'host' or 'hosts', and other hosts receive a copy: leave writing and isolated out"
+        raise of_kind("argument", text)
+    _hosts.check()
+    ticket = _core.ipc_share(leaves, tree, expires, None, copy)
+    try:
+        return _hosts.share(ticket, expires)
+    except BaseException:
+        _core.ipc_revoke(ticket, False)
+        raise
 
 
 def road(x: Any) -> Literal["passed", "handle", "files", "pool", "copy"]:
@@ -145,7 +174,7 @@ def road(x: Any) -> Literal["passed", "handle", "files", "pool", "copy"]:
 
 
 def open(
-    ticket: Ticket | str | bytes,
+    ticket: Ticket | HostTicket | str | bytes,
     target: Target,
     *,
     copy: bool | None = None,
@@ -158,12 +187,13 @@ def open(
 
     Parameters
     ----------
-    ticket : Ticket, str or bytes
+    ticket : Ticket, HostTicket, str or bytes
         The ticket, or its text.
     target : Target
         The name of the framework of the result.
     copy, device, order, permute, read_only
-        As for ``convert``, for each tensor.
+        As for ``convert``, for each tensor. What comes from another host is received on ``device``; by default on the
+        host, or on the GPU of the same number.
 
     Returns
     -------
@@ -189,11 +219,16 @@ def open(
     {'weights': array([1., 1., 1.], dtype=float32), 'step': 7}
     >>> tb.revoke(ticket)
     """
-    tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute, read_only)
+    elsewhere = _hosts.read(ticket)
+    if elsewhere is None:
+        assert not isinstance(ticket, HostTicket)
+        tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute, read_only)
+        return tree_of(tree, tensors)
+    tensors, tree = _hosts.open(elsewhere, target, copy, device, order, permute, read_only)
     return tree_of(tree, tensors)
 
 
-def revoke(ticket: Ticket | str | bytes) -> None:
+def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
     """End a share of this process now.
 
     A process that has it open keeps the memory until it drops the tensors. Its next call with one of them raises a
@@ -201,7 +236,7 @@ def revoke(ticket: Ticket | str | bytes) -> None:
 
     Parameters
     ----------
-    ticket : Ticket, str or bytes
+    ticket : Ticket, HostTicket, str or bytes
         The ticket, or its text. One that was revoked already is not an error.
 
     Raises
@@ -221,15 +256,15 @@ def revoke(ticket: Ticket | str | bytes) -> None:
     ...     print(error.kind)
     gone
     """
-    _core.ipc_revoke(ticket, True)
+    _end(ticket, told=True)
 
 
-def end(ticket: Ticket | str | bytes) -> None:
+def end(ticket: Ticket | HostTicket | str | bytes) -> None:
     """Let a ticket of this process expire now. A process that has it open can continue to use it.
 
     Parameters
     ----------
-    ticket : Ticket, str or bytes
+    ticket : Ticket, HostTicket, str or bytes
         The ticket, or its text.
 
     Raises
@@ -247,7 +282,16 @@ def end(ticket: Ticket | str | bytes) -> None:
     >>> weights.sum()
     np.float64(0.0)
     """
-    _core.ipc_revoke(ticket, told=False)
+    _end(ticket, told=False)
+
+
+def _end(ticket: Ticket | HostTicket | str | bytes, told: bool) -> None:
+    elsewhere = _hosts.read(ticket)
+    if elsewhere is not None:
+        _hosts.revoke(elsewhere, told)
+    else:
+        assert not isinstance(ticket, HostTicket)
+        _core.ipc_revoke(ticket, told)
 
 
 def configure(
@@ -258,6 +302,7 @@ def configure(
     shares: int | None = None,
     leases: int | None = None,
     nbytes: int | None = None,
+    address: str | None = None,
 ) -> None:
     """Set how this process shares, before its first share.
 
@@ -279,6 +324,9 @@ def configure(
         The most leases that one process may have on what is shared here.
     nbytes : int, optional
         The most bytes of memory for copies.
+    address : str, optional
+        An address of this host, or with a port, at which it listens for processes of other hosts
+        (``share(reach="hosts")``). There is no default.
 
     Raises
     ------
@@ -290,7 +338,10 @@ def configure(
     >>> import truebridge as tb
     >>> tb.processes.configure(shares=100, nbytes=1 << 30)
     """
-    _core.ipc_configure(folder, users, connections, shares, leases, nbytes)
+    others = folder is not None or users or any(one is not None for one in (connections, shares, leases, nbytes))
+    if others or address is None:
+        _core.ipc_configure(folder, users, connections, shares, leases, nbytes)
+    _hosts.configure(address, folder)
 
 
 def held() -> dict[str, int]:

@@ -1,0 +1,144 @@
+"""NIXL's agents in a carrier: the ends of its transfers.
+
+UCX looks for transports of a GPU in the context that is current when an agent is made. So each is of one device.
+
+UCX keeps two to four descriptors of each connection until its agent is destroyed. So an agent is replaced after a
+number of transfers, which bounds them.
+
+A thread of each agent polls as long as it lives. So the carrier destroys them when it rests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import secrets
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import of_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    #: A kind of device, and its number.
+    Place = tuple[str, int]
+
+__all__ = ["Agents", "Reader", "current", "memory_of", "nixl", "nixl_agent", "registered"]
+
+#: The transfers of one agent, after which it is replaced.
+_USES = 32
+
+#: The modules of NIXL's packages, that for any CUDA first.
+_MODULES = ("nixl", "nixl_cu13", "nixl_cu12")
+
+
+def nixl() -> Any:
+    """Return the module of NIXL."""
+    errors = []
+    for name in _MODULES:
+        try:
+            return importlib.import_module(f"{name}._api")
+        except ImportError as error:
+            errors.append(str(error))
+    text = f"tensors travel to other hosts by NIXL, which is not installed ({errors[-1]}): pip install"
+    raise of_kind("missing", f"{text} 'truebridge[hosts]', or nixl[cu12] for CUDA 12")
+
+
+def nixl_agent(device: Place = ("cpu", 0)) -> Any:
+    """Return a new agent with the backend UCX, for memory of a device."""
+    with current(device):
+        return _made(nixl())
+
+
+@contextlib.contextmanager
+def current(device: Place) -> Iterator[None]:
+    """Make the context of a GPU current in this thread."""
+    if device[0] == "cpu":
+        yield
+        return
+    import torch
+
+    with torch.cuda.device(device[1]):
+        # PyTorch makes the context no earlier than for memory.
+        torch.empty(1, device="cuda")
+        yield
+
+
+def _made(api: Any) -> Any:
+    # It logs a line at each start.
+    logging.getLogger("nixl").setLevel(logging.WARNING)
+    strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+    try:
+        agent = api.nixl_agent(secrets.token_hex(8), api.nixl_agent_config(backends=["UCX"], sync_mode=strict))
+    except Exception as error:
+        raise of_kind("driver", f"NIXL does not start: {error}") from error
+    if not agent.backends:
+        raise of_kind("missing", "NIXL has no backend UCX here: install its own package")
+    return agent
+
+
+def memory_of(kind: str) -> str:
+    """Return what NIXL calls the memory of a kind of device."""
+    return "DRAM" if kind == "cpu" else "VRAM"
+
+
+def registered(agent: Any, device: Place, pieces: Sequence[tuple[int, int]]) -> Any:
+    """Register pieces of memory, each an address and a number of bytes."""
+    try:
+        return agent.register_memory([(*piece, device[1], "") for piece in pieces], memory_of(device[0]))
+    except Exception as error:
+        raise of_kind("driver", f"NIXL cannot reach memory of {device[0]}: {error}") from error
+
+
+@dataclass(eq=False)
+class Reader:
+    """An agent that reads for one request at a time: the end of one would take the peer from another."""
+
+    agent: Any
+    device: Place
+    uses: int = 0
+
+
+class Agents:
+    """The agents of this process. No agent of NIXL reads from itself, so those that lend read nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[Reader] = []
+        #: The agent that lends memory of a device, and how often it was used.
+        self._lenders: dict[Place, tuple[Any, int]] = {}
+
+    def lender(self, device: Place) -> Any:
+        """Return the agent that lends. A replaced one is destroyed with the last transfer that has it."""
+        with self._lock:
+            agent, uses = self._lenders.get(device, (None, _USES))
+            if uses >= _USES:
+                agent, uses = nixl_agent(device), 0
+            self._lenders[device] = agent, uses + 1
+            return agent
+
+    def clear(self) -> None:
+        """Destroy the agents that nothing uses."""
+        with self._lock:
+            self._idle.clear()
+            self._lenders.clear()
+
+    def take(self, device: Place) -> Reader:
+        """Return an agent that no other request uses."""
+        with self._lock:
+            for reader in reversed(self._idle):
+                if reader.device == device:
+                    self._idle.remove(reader)
+                    return reader
+            # Agents are not made at the same time.
+            return Reader(nixl_agent(device), device)
+
+    def give(self, reader: Reader) -> None:
+        """Take back an agent on which no transfer is pending."""
+        reader.uses += 1
+        if reader.uses < _USES:
+            with self._lock:
+                self._idle.append(reader)

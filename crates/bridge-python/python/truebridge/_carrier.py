@@ -1,0 +1,251 @@
+"""A carrier: the process beside a program that moves its tensors to and from other hosts.
+
+NIXL and UCX are here alone: an interrupt, a fork or the end of the program does not meet them. ``_hosts.py`` starts
+it, and docs/design/hosts.md says what the two tell each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._agents import Agents, nixl
+from ._channel import Server, address_of
+from ._hosts import MOST, HostTicket
+from ._lending import lend
+from ._reading import Reading
+from .errors import BridgeError, of_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._channel import Channel
+
+__all__ = ["main"]
+
+#: Seconds that the carrier stays at most for pending transfers after its program has ended.
+_AFTER = 150.0
+
+#: Seconds without a transfer after which its agents, whose threads poll, and unused memory of GPUs are returned.
+_IDLE = 2.0
+
+
+@dataclass
+class _Share:
+    ticket: _core.Ticket
+    token: bytes
+    until: float
+
+
+@dataclass
+class Carrier:
+    """What a carrier has."""
+
+    agents: Agents = field(default_factory=Agents)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    shares: dict[int, _Share] = field(default_factory=dict)
+    server: Server | None = None
+    #: How many transfers are pending, and how many there were.
+    pending: int = 0
+    count: int = 0
+
+    @contextlib.contextmanager
+    def transfer(self) -> Iterator[None]:
+        """Count a transfer."""
+        with self.lock:
+            self.pending += 1
+            self.count += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.pending -= 1
+
+    def token(self, number: int) -> bytes | None:
+        """Return the token of a share."""
+        with self.lock:
+            known = self.shares.get(number)
+        return None if known is None or known.until < time.time() else known.token
+
+    def serve(self, channel: Channel, number: int) -> None:
+        """Answer a process of another host, and hold what it reads until it is done."""
+        with self.lock:
+            known = self.shares.get(number)
+        with self.transfer():
+            try:
+                if known is None:
+                    raise of_kind("gone", "the share has ended")
+                lend(self.agents, channel, known.ticket)
+            except Exception as error:
+                with contextlib.suppress(BridgeError):
+                    channel.send(_refused(error))
+
+    def share(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Serve a ticket to other hosts. Return the port."""
+        with self.lock:
+            now = time.time()
+            self.shares = {number: share for number, share in self.shares.items() if share.until > now}
+            made = _core.Ticket(said["ticket"])
+            self.shares[said["share"]] = _Share(made, bytes.fromhex(said["token"]), said["until"])
+        # Without NIXL no share is made.
+        nixl()
+        with self.lock:
+            if self.server is None:
+                host, port = address_of(said["address"])
+                try:
+                    self.server = Server((host, said["port"] or port), self.token, self.serve)
+                except BridgeError:
+                    if not said["port"]:
+                        raise
+                    # That of an earlier carrier is taken by now.
+                    self.server = Server((host, port), self.token, self.serve)
+            return {"is": "shared", "port": self.server.port}
+
+    def forget(self, number: int) -> None:
+        """End a share."""
+        with self.lock:
+            self.shares.pop(number, None)
+
+    def open(self, said: dict[str, Any], request: socket.socket) -> None:
+        """Read what another host shares, and let the program open it."""
+        reading = Reading(self.agents, lambda: _check(request))
+        made = None
+        try:
+            with self.transfer():
+                try:
+                    made = reading.run(HostTicket(**said["ticket"]), said["place"] and tuple(said["place"]))
+                    _answer(request, {"is": "opened", "ticket": made.text})
+                except Exception as error:
+                    _answer(request, _refused(error))
+                finally:
+                    reading.end()
+            # The program closes its end when it has opened the ticket.
+            with contextlib.suppress(OSError):
+                request.recv(1)
+        finally:
+            if made is not None:
+                _core.ipc_revoke(made, False)
+
+    def attend(self, said: dict[str, Any], request: socket.socket) -> None:
+        """Answer a request of the program."""
+        with request:
+            if said["do"] == "open":
+                self.open(said, request)
+                return
+            try:
+                answer = self.share(said)
+            except Exception as error:
+                answer = _refused(error)
+            _answer(request, answer)
+
+    def rest(self) -> None:
+        """Return what only transfers need."""
+        self.agents.clear()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def warm(self) -> None:
+        """Import what transfers need, before the first one."""
+        with contextlib.suppress(Exception):
+            import torch  # noqa: F401
+
+            nixl()
+        # What was imported is no garbage, and collections cost more than descriptions of many tensors are worth.
+        gc.freeze()
+        gc.set_threshold(100_000, 50, 100)
+
+
+def _refused(error: Exception) -> dict[str, str]:
+    """Return the answer that says why something fails."""
+    if isinstance(error, ImportError) and not isinstance(error, BridgeError):
+        error = of_kind("missing", f"tensors travel to other hosts by PyTorch, too: {error}")
+    if not isinstance(error, BridgeError):
+        error = of_kind("framework", f"{type(error).__name__}: {error}")
+    return {"is": "refused", "kind": error.kind, "text": str(error)}
+
+
+def _answer(request: socket.socket, answer: dict[str, Any]) -> None:
+    """Send an answer, unless the program does not wait any more."""
+    with contextlib.suppress(OSError):
+        request.send(json.dumps(answer).encode())
+
+
+def _check(request: socket.socket) -> None:
+    """Raise an error if the program has closed its end of a request."""
+    poll = select.poll()
+    poll.register(request, select.POLLIN)
+    if poll.poll(0):
+        raise of_kind("gone", "the program does not wait any more")
+
+
+def _requests(control: socket.socket, program: int, carrier: Carrier) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """Yield the messages of the program until it ends. Rest while there are no transfers."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(program, select.POLLIN)
+    met = rested = 0
+    while True:
+        ready = dict(poll.poll(_IDLE * 1000))
+        if control.fileno() in ready:
+            try:
+                body, descriptors, _, _ = socket.recv_fds(control, MOST, 1)
+            except OSError:
+                return
+            if not body:
+                return
+            yield json.loads(body), descriptors
+        elif program in ready:
+            return
+        else:
+            if not carrier.pending and rested != met == carrier.count:
+                rested = met
+                carrier.rest()
+            met = carrier.count
+
+
+def main(control: int, program: int) -> None:
+    """Answer the requests of a program until it ends, and pending transfers have ended.
+
+    Parameters
+    ----------
+    control : int
+        The descriptor of a socket to the program.
+    program : int
+        A descriptor that says when the program has ended.
+    """
+    # It is that of the program alone: a terminal sends it to both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    carrier = Carrier()
+    threading.Thread(target=carrier.warm, daemon=True).start()
+    for said, descriptors in _requests(socket.socket(fileno=control), program, carrier):
+        if said["do"] == "begin":
+            if said["folder"] is not None:
+                _core.ipc_configure(said["folder"], (), None, None, None, None)
+        elif said["do"] == "forget":
+            carrier.forget(said["share"])
+        else:
+            request = socket.socket(fileno=descriptors[0])
+            threading.Thread(target=carrier.attend, args=(said, request), daemon=True).start()
+    # A program that waits for the end of the output must not wait for this process.
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), 2)
+    if carrier.server is not None:
+        carrier.server.stop()
+    until = time.monotonic() + _AFTER
+    while carrier.pending and time.monotonic() < until:
+        time.sleep(0.05)
+    # The libraries' own ends may wait for other processes.
+    _core.ipc_close()
+    os._exit(0)

@@ -1,0 +1,279 @@
+"""Connections between hosts: each end proves that it has the token, and messages are whole and in order."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from truebridge import BridgeError, _channel
+from truebridge._channel import Channel, Server, address_of, connect
+from truebridge_conformance.others import wait_until
+
+TOKEN = b"a token of a test"
+
+
+def echo(channel: Channel, share: int) -> None:
+    with contextlib.suppress(BridgeError):
+        while True:
+            channel.send({"share": share, "said": channel.receive(None)})
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server(("127.0.0.1", 0), lambda share: TOKEN if share == 7 else None, echo)
+    yield server
+    server.close()
+
+
+def kind_of(call: Any) -> str:
+    with pytest.raises(BridgeError) as caught:
+        call()
+    return caught.value.kind
+
+
+def test_both_ends_talk(server: Server) -> None:
+    channel = connect(("127.0.0.1", server.port), 7, TOKEN)
+    for number in range(3):
+        channel.send({"n": number})
+        assert channel.receive() == {"share": 7, "said": {"n": number}}
+    assert channel.is_quiet()
+    server.close()
+    assert kind_of(channel.receive) == "gone"
+    assert not channel.is_quiet()
+    channel.close()
+
+
+@pytest.mark.parametrize(("share", "token"), [(7, b"another token"), (8, TOKEN)])
+def test_a_wrong_token_and_an_unknown_share_are_alike(server: Server, share: int, token: bytes) -> None:
+    assert kind_of(lambda: connect(("127.0.0.1", server.port), share, token)) == "gone"
+
+
+def test_a_client_proves_itself_to_none_that_has_no_token() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    said: list[bytes] = []
+
+    def pretend() -> None:
+        connection, _ = listener.accept()
+        channel = Channel(connection)
+        channel.receive()
+        channel.send({"truebridge": _channel.VERSION, "nonce": "00" * 16})
+        channel.send({"proof": "00" * 32})
+        said.append(connection.recv(100))
+        channel.close()
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    assert kind_of(lambda: connect(listener.getsockname(), 7, TOKEN)) == "gone"
+    thread.join()
+    listener.close()
+    assert said == [b""]
+
+
+class Middle:
+    """A relay between two ends, which changes what it is told to."""
+
+    def __init__(self, port: int, change: Any) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = port
+        self.change = change
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self) -> None:
+        near, _ = self.listener.accept()
+        far = socket.create_connection(("127.0.0.1", self.port))
+        for one, other, is_answer in ((near, far, False), (far, near, True)):
+            threading.Thread(target=self.pump, args=(one, other, is_answer), daemon=True).start()
+
+    def pump(self, one: socket.socket, other: socket.socket, is_answer: bool) -> None:
+        number = 0
+        with contextlib.suppress(OSError):
+            while head := one.recv(4, socket.MSG_WAITALL):
+                body = one.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)
+                # The first two messages of each end have no code.
+                code = one.recv(32, socket.MSG_WAITALL) if number > 1 else b""
+                for frame in self.change(is_answer, number, head + body + code):
+                    other.sendall(frame)
+                number += 1
+            other.shutdown(socket.SHUT_WR)
+
+
+def flipped(is_answer: bool, number: int, frame: bytes) -> list[bytes]:
+    return [frame[:-40] + bytes([frame[-40] ^ 1]) + frame[-39:]] if is_answer and number == 2 else [frame]
+
+
+def twice(is_answer: bool, number: int, frame: bytes) -> list[bytes]:
+    return [frame, frame] if is_answer and number == 2 else [frame]
+
+
+def turned(is_answer: bool, number: int, frame: bytes) -> list[bytes]:
+    """Replace an answer by what the client itself has sent."""
+    if not is_answer and number == 2:
+        turned.kept = frame  # type: ignore[attr-defined]
+    return [turned.kept] if is_answer and number == 2 else [frame]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_whole"), [(lambda *all: [all[2]], True), (flipped, False), (twice, False), (turned, False)]
+)
+def test_what_is_changed_on_the_way_is_refused(server: Server, change: Any, is_whole: bool) -> None:
+    middle = Middle(server.port, change)
+    channel = connect(middle.listener.getsockname(), 7, TOKEN)
+
+    def talk() -> None:
+        for number in range(2):
+            channel.send({"n": number})
+            assert channel.receive() == {"share": 7, "said": {"n": number}}
+
+    if is_whole:
+        talk()
+    else:
+        assert kind_of(talk) == "protocol"
+    channel.close()
+    middle.listener.close()
+
+
+def said(port: int, *frames: bytes) -> bytes:
+    """Send bytes to a server, and return what it answers."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(20)
+        # The server may close the connection before all is sent.
+        with contextlib.suppress(OSError):
+            for frame in frames:
+                connection.sendall(frame)
+            connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while more := connection.recv(1 << 16):
+                answer += more
+        return answer
+
+
+def frame(value: Any) -> bytes:
+    body = json.dumps(value).encode()
+    return len(body).to_bytes(4, "big") + body
+
+
+HELLO = {"truebridge": _channel.VERSION, "share": 7, "nonce": "11" * 16}
+
+
+@pytest.mark.parametrize(
+    ("frames", "answers"),
+    [
+        ([], 0),
+        ([b"GET / HTTP/1.1\r\n\r\n"], 0),
+        ([b"\xff" * 64], 0),
+        ([frame([1])], 0),
+        ([frame({**HELLO, "truebridge": 99})], 1),
+        ([frame({**HELLO, "share": "7"})], 1),
+        ([frame({**HELLO, "share": -1})], 0),
+        ([frame({**HELLO, "nonce": "zz"})], 1),
+        ([frame({**HELLO, "nonce": "11"})], 1),
+        ([frame(HELLO), frame({"proof": "00" * 32})], 2),
+        ([frame(HELLO), frame({"proof": 3})], 2),
+        ([frame(HELLO), frame({"proof": "\ud800"})], 2),
+        ([(1 << 31).to_bytes(4, "big")], 0),
+        ([b"\x00\x00\x03\xe8" + b"[" * 1000], 0),
+    ],
+)
+def test_what_is_no_client_gets_nothing(server: Server, frames: list[bytes], answers: int) -> None:
+    got = said(server.port, *frames)
+    count = 0
+    while got:
+        length = int.from_bytes(got[:4], "big")
+        got, count = got[4 + length :], count + 1
+    assert count == answers
+    connect(("127.0.0.1", server.port), 7, TOKEN).close()
+
+
+def test_silent_connections_lock_no_other_out(server: Server) -> None:
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * _channel._MOST_UNKNOWN)]
+    for _ in range(_channel._MOST_UNKNOWN):
+        connect(("127.0.0.1", server.port), 7, TOKEN).close()
+    # The oldest were dropped, and told why.
+    silent[0].settimeout(20)
+    assert b'"busy"' in silent[0].recv(100)
+    for connection in silent:
+        connection.close()
+
+
+def test_too_many_connections_are_refused_as_busy(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_channel, "_MOST", 2)
+    channels = [connect(("127.0.0.1", server.port), 7, TOKEN) for _ in range(2)]
+    wait_until(lambda: not server._unknown)
+    assert kind_of(lambda: connect(("127.0.0.1", server.port), 7, TOKEN)) == "busy"
+    channels.pop().close()
+    until = time.monotonic() + 20
+    while True:
+        try:
+            channels.append(connect(("127.0.0.1", server.port), 7, TOKEN))
+            break
+        except BridgeError as error:
+            assert error.kind == "busy" and time.monotonic() < until
+    for channel in channels:
+        channel.close()
+
+
+def test_a_system_without_threads_ends_one_connection_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        assert kind_of(lambda: connect(("127.0.0.1", server.port), 7, TOKEN)) == "gone"
+    connect(("127.0.0.1", server.port), 7, TOKEN).close()
+
+
+class Lost(socket.socket):
+    """A connection whose other host the system does not reach any more."""
+
+    def recv(self, *_: Any) -> bytes:
+        raise OSError(self.number, "lost")
+
+    number = 0
+
+
+@pytest.mark.parametrize(
+    ("number", "is_cut"), [(errno.EHOSTUNREACH, True), (errno.ETIMEDOUT, True), (errno.ECONNRESET, False)]
+)
+def test_a_lost_network_is_told_apart_from_a_lost_process(number: int, is_cut: bool) -> None:
+    with Lost() as connection:
+        connection.number = number
+        channel = Channel(connection)
+        assert kind_of(lambda: channel.receive(None)) == "gone"
+        assert channel.is_cut == is_cut
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10.0.0.5", ("10.0.0.5", 0)),
+        ("10.0.0.5:7000", ("10.0.0.5", 7000)),
+        ("node-3:80", ("node-3", 80)),
+        ("::1", ("::1", 0)),
+        ("[::1]", ("::1", 0)),
+        ("[fe80::2]:65535", ("fe80::2", 65535)),
+    ],
+)
+def test_addresses(text: str, expected: tuple[str, int]) -> None:
+    assert address_of(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", ":7000", "a:b", "a:65536", "a:-1", "[]:1", "[::1]x"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    assert kind_of(lambda: address_of(text)) == "argument"
+
+
+def test_an_address_that_is_not_of_this_host_is_refused() -> None:
+    assert kind_of(lambda: Server(("192.0.2.1", 0), lambda _: None, echo)) == "argument"
+    assert kind_of(lambda: connect(("127.0.0.1", 1), 7, TOKEN)) == "gone"
+    assert kind_of(lambda: connect(("a" * 70, 1), 7, TOKEN)) == "gone"
+    assert kind_of(lambda: Server(("a" * 70, 0), lambda _: None, echo)) == "argument"
+    assert kind_of(lambda: address_of(5)) == "argument"  # type: ignore[arg-type]

@@ -1,0 +1,403 @@
+"""Tensors for other hosts, through NIXL: two network namespaces stand in for two hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import truebridge as tb
+from hosted import LENDS, READS, Program, carriers_of
+from truebridge import _hosts, processes
+from truebridge._agents import Agents
+from truebridge._channel import Channel
+from truebridge._lending import Group
+from truebridge._reading import Reading, _spans
+from truebridge_conformance.others import wait_until
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("nixl_cu12")
+
+
+#: Carriers that are killed in a test, and the seed of the times.
+KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("KILLS", 3), ("SEED", 7)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("ipc")
+    folder.chmod(0o700)
+    processes._core.ipc_close()
+    processes.configure(folder=folder)
+    if not _hosts._here.port:
+        processes.configure(address="127.0.0.1")
+    yield
+    processes._core.ipc_close()
+
+
+def same(one: Any, other: Any) -> None:
+    """Compare two trees by their elements, dtypes and shapes."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            same(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        assert type(one) is type(other) and len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            same(left, right)
+    elif isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        one, other = (tensor.flatten().contiguous().view(torch.uint8) for tensor in (one, other))
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+def test_a_tree_arrives_whole() -> None:
+    tree = {
+        "large": torch.randn(700, 1000),
+        "turned": torch.randn(600, 700).t(),
+        "views": [torch.arange(100)[::3], torch.zeros(1).expand(5), torch.randn(4, 6)[1:, ::2]],
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(3, dtype=torch.int16),
+        "kinds": [
+            torch.ones(5).to(dtype) for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64)
+        ],
+        "step": 7,
+        "text": ("x", None, 1.5),
+    }
+    ticket = tb.share(tree, reach="hosts")
+    for _ in range(2):
+        same(tree, tb.open(ticket.text, "torch"))
+    found = tb.open(ticket, "numpy")
+    np.testing.assert_array_equal(found["turned"], tree["turned"].numpy())
+    assert found["kinds"][0].dtype.name == "bfloat16"
+    found["large"][:] = 0
+    same(tree, tb.open(ticket.text.encode(), "torch"))
+    tb.revoke(ticket)
+    wait_until(lambda: processes.held()["leases"] == 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_tensors_arrive(seed: int) -> None:
+    made = random.Random(seed)
+    dtypes = [torch.uint8, torch.int64, torch.float16, torch.float64, torch.complex128]
+    tree = []
+    for _ in range(made.randrange(1, 40)):
+        shape = [made.choice([0, 1, 2, 3, 7, 300]) for _ in range(made.randrange(4))]
+        tensor = torch.randint(0, 100, shape).to(made.choice(dtypes))
+        if tensor.ndim:
+            tensor = tensor.permute(made.sample(range(tensor.ndim), tensor.ndim))
+            tensor = tensor[:: made.randrange(1, 3)]
+        tree.append(tensor)
+    if made.random() < 0.5:
+        tree.append(torch.randn(1 << 19))
+    ticket = tb.share(tree, reach="hosts")
+    same(tree, tb.open(ticket, "torch"))
+    tb.revoke(ticket)
+
+
+def test_threads_open_at_once() -> None:
+    sizes = [16, 1 << 18, 1 << 20, 1 << 21]
+    tickets = [tb.share(torch.arange(size) + size, reach="hosts", expires=600) for size in sizes]
+
+    def opened(number: int) -> bool:
+        size = sizes[number % 4]
+        return bool(torch.equal(tb.open(tickets[number % 4], "torch"), torch.arange(size) + size))
+
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(opened, range(48)))
+    for ticket in tickets:
+        tb.revoke(ticket)
+
+
+def test_interrupts_at_any_time_leave_memory_to_its_transfer() -> None:
+    """Repeated signals: also while an earlier call cleans up, and while the next one looks for what has ended."""
+    code = """
+import random, signal, sys
+import torch
+import truebridge as tb
+small, large = (sys.stdin.readline() for _ in range(2))
+tb.open(small, "torch")
+def hand(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, hand)
+made, count = random.Random(3), 0
+for _ in range(10):
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.02 + made.random() * 0.2, 3e-4)
+            tb.open(large, "torch")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        count += 1
+    other = [torch.full((1 << 18,), 7) for _ in range(8)]
+    assert all(bool((one == 7).all()) for one in other)
+assert count, "none was interrupted"
+assert tb.open(small, "torch").sum() == 3
+"""
+    tickets = [tb.share(torch.ones(size), reach="hosts", expires=600) for size in (3, 1 << 24)]
+    lines = "".join(ticket.text + "\n" for ticket in tickets)
+    environment = {**os.environ, "UCX_TLS": "tcp", "UCX_LOG_LEVEL": "fatal"}
+    subprocess.run([sys.executable, "-c", code], input=lines, text=True, check=True, env=environment, timeout=120)
+    for ticket in tickets:
+        tb.revoke(ticket)
+
+
+def test_many_open_files_are_no_hindrance() -> None:
+    left, right = socket.socketpair()
+    made = fcntl.fcntl(left.fileno(), fcntl.F_DUPFD, 1500)
+    left.close()
+    channel = Channel(socket.socket(fileno=made))
+    assert channel.is_quiet()
+    right.close()
+    assert not channel.is_quiet()
+    channel.close()
+
+
+def test_options_are_those_of_convert() -> None:
+    ticket = tb.share(torch.arange(6).reshape(2, 3), reach="hosts")
+    assert tb.open(ticket, "torch", permute=(1, 0)).shape == (3, 2)
+    assert not tb.open(ticket, "numpy", read_only=True).flags.writeable
+    assert tb.open(ticket, "torch", device="cpu").device.type == "cpu"
+    tb.processes.end(ticket)
+
+
+def kind_of(call: Any) -> tuple[str, str]:
+    with pytest.raises(tb.BridgeError) as caught:
+        call()
+    return caught.value.kind, str(caught.value)
+
+
+def test_a_ticket_that_has_ended_opens_nothing() -> None:
+    short = tb.share(np.zeros(3), reach="hosts", expires=0.01)
+    revoked = tb.share(np.zeros(3), reach="hosts")
+    tb.revoke(revoked)
+    tb.revoke(revoked)
+    time.sleep(0.05)
+    assert short.remaining == 0
+    for ticket in (short, revoked):
+        assert kind_of(lambda ticket=ticket: tb.open(ticket, "numpy"))[0] == "gone"
+    good = tb.share(np.ones(3), reach="hosts")
+    values = json.loads(good.text)
+    for text in (json.dumps(values, indent=2), json.dumps(values, sort_keys=True)):
+        assert tb.open(text, "numpy").sum() == 3
+    tb.revoke(json.dumps(values, indent=2))
+    assert kind_of(lambda: tb.open(good, "numpy"))[0] == "gone"
+    with pytest.raises(tb.BridgeConnectionError):
+        tb.open(short.text.replace(short.token, "00" * 16), "numpy")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"truebridge":"hosts"}',
+        '{"truebridge":"hosts","host":"x","port":70000,"share":1,"token":"00","expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":"0g","expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":"","expires":1}',
+        '{"truebridge":"hosts","host":1,"port":1,"share":1,"token":"00","expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":-1,"token":"00","expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":"00","expires":1,"more":1}',
+        '{"truebridge":"hosts","host":"x","port":true,"share":1,"token":"00","expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":{},"token":"00","expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":null,"expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":["00"],"expires":1}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":"00","expires":"1"}',
+        '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":"00","expires":[]}',
+        '{"truebridge":"hosts",' + "[" * 5000,
+    ],
+)
+def test_what_is_no_ticket_is_refused(text: str) -> None:
+    assert kind_of(lambda: tb.open(text, "numpy"))[0] == "argument"
+    assert kind_of(lambda: tb.revoke(text))[0] == "argument"
+
+
+def test_arguments_that_make_no_sense() -> None:
+    assert kind_of(lambda: tb.share(np.zeros(3), reach="moon"))[0] == "argument"  # type: ignore[call-overload]
+    assert kind_of(lambda: tb.share(np.zeros(3), reach="hosts", writing="shared"))[0] == "argument"  # type: ignore[call-overload]
+    assert kind_of(lambda: tb.share("text", reach="hosts"))[0] == "not_a_tensor"
+    assert kind_of(lambda: processes.configure(address="10.0.0.5"))[0] == "argument", "it shares already"
+    ticket = tb.share(np.zeros(3), reach="hosts")
+    assert kind_of(lambda: tb.open(ticket, "nonsense"))[0] == "argument"  # type: ignore[arg-type]
+    assert ticket.token not in repr(ticket)
+    tb.revoke(ticket)
+
+
+def test_it_says_what_is_missing(tmp_path: Path) -> None:
+    code = """
+import numpy as np
+import truebridge as tb
+from truebridge import _hosts
+def kind(call):
+    try:
+        call()
+    except tb.BridgeError as error:
+        return error.kind
+share = lambda: tb.share(np.zeros(3), reach="hosts")
+assert kind(share) == "argument"
+tb.processes.configure(address="127.0.0.1")
+assert kind(lambda: tb.revoke(_hosts.HostTicket("x", 1, 1, "00", 1.0))) == "argument"
+assert kind(share) == "missing"
+assert tb.processes.held()["shares"] == 0
+"""
+    for name in ("nixl", "nixl_cu13", "nixl_cu12"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('there is none')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    environment = {**os.environ, "TRUEBRIDGE_IPC": str(tmp_path / "ipc"), "PYTHONPATH": path}
+    (tmp_path / "ipc").mkdir(mode=0o700)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[str, str]]:
+    """Return two network namespaces, the first with the address 10.77.1.1."""
+    names = tuple(f"tb{os.getpid()}{end}" for end in "ab")
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces are made by root, with ip")
+    links = tuple(f"v{name}"[-15:] for name in names)
+    commands = [["netns", "add", name] for name in names]
+    commands.append(["link", "add", links[0], "netns", names[0], "type", "veth", "peer", links[1], "netns", names[1]])
+    for number, (name, link) in enumerate(zip(names, links, strict=True), 1):
+        commands.append(["-n", name, "addr", "add", f"10.77.1.{number}/24", "dev", link])
+        commands += [["-n", name, "link", "set", one, "up"] for one in (link, "lo")]
+    try:
+        for command in commands:
+            made = subprocess.run(["ip", *command], capture_output=True, text=True)
+            if made.returncode != 0:
+                pytest.skip(f"no network namespace: {made.stderr.strip()}")
+        yield names[0], names[1]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def test_between_two_hosts(hosts: tuple[str, str]) -> None:
+    with Program(LENDS, "10.77.1.1", "8", namespace=hosts[0]) as lends:
+        with Program(READS, namespace=hosts[1]) as reads, Program(READS, namespace=hosts[1]) as other:
+            for _ in range(3):
+                reads.begin(lends.first)
+                other.begin(lends.first)
+                assert (reads.line(), other.line()) == ("right", "right")
+        wait_until(lambda: lends.ask("leases") == "0")
+
+
+def test_a_reader_that_ends_leaves_nothing_behind(hosts: tuple[str, str]) -> None:
+    made = random.Random(SEED)
+    with Program(LENDS, "10.77.1.1", "64", namespace=hosts[0]) as lends:
+        for how in (signal.SIGKILL, signal.SIGTERM):
+            with Program(READS, namespace=hosts[1]) as reads:
+                reads.begin(lends.first)
+                time.sleep(made.uniform(0, 5))
+                reads.end(how)
+        with Program(READS, namespace=hosts[1]) as reads:
+            assert reads.ask(lends.first) == "right"
+        wait_until(lambda: lends.ask("leases") == "0")
+
+
+def test_a_reader_goes_on_after_the_end_of_the_process_that_shares(hosts: tuple[str, str]) -> None:
+    made = random.Random(SEED)
+    with Program(READS, namespace=hosts[1]) as reads, Program(LENDS, "10.77.1.1", "8", namespace=hosts[0]) as good:
+        assert reads.ask(good.first) == "right"
+        for how in (signal.SIGKILL, signal.SIGINT):
+            with Program(LENDS, "10.77.1.1", "64", namespace=hosts[0]) as lends:
+                reads.begin(lends.first)
+                time.sleep(made.uniform(0, 1))
+                lends.end(how)
+            assert reads.line() in {"right", "gone"}
+            assert reads.ask(good.first) == "right"
+        with contextlib.suppress(BrokenPipeError):
+            assert reads.process.stdin is not None
+            reads.process.stdin.close()
+        assert reads.process.wait(30) == 0
+
+
+def test_carriers_that_are_killed_at_random(hosts: tuple[str, str]) -> None:
+    made = random.Random(SEED)
+    with Program(LENDS, "10.77.1.1", "32", namespace=hosts[0]) as lends, Program(READS, namespace=hosts[1]) as reads:
+        assert reads.ask(lends.first) == "right"
+        for _ in range(KILLS):
+            reads.begin(lends.first)
+            time.sleep(made.uniform(0, 0.6))
+            (carrier,) = carriers_of(made.choice([lends, reads]).process.pid)
+            os.kill(carrier, signal.SIGKILL)
+            assert reads.line() in {"right", "gone"}
+            # It starts the next carrier, which serves the ticket again.
+            lends.ask("share")
+            assert reads.ask(lends.first) == "right"
+        wait_until(lambda: lends.ask("leases") == "0")
+
+
+def answered(**changed: Any) -> dict[str, Any]:
+    group = {"device": ["cpu", 0], "pieces": [[4096, 280]], "tensors": [[0, 0, 0], [1, 0, 256]], "agent": "AAAA"}
+    tensors = [["float32", [2, 3]], ["int64", [3]]]
+    return {"is": "opened", "tensors": tensors, "groups": [{**group, **changed}], "tree": None}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"is": "opened"},
+        answered(),
+        {**answered(), "tensors": [["float32", [2, 3]]]},
+        {**answered(), "tensors": [["float32", [2, -3]], ["int64", [3]]]},
+        {**answered(), "tensors": [["nn", [2, 3]], ["int64", [3]]]},
+        {**answered(), "tensors": [["float32", [1 << 62, 1 << 62]], ["int64", [3]]]},
+        {**answered(), "tensors": [["float32", "x"], ["int64", [3]]]},
+        {**answered(), "tensors": [*answered()["tensors"], ["int8", [1]]]},
+        {**answered(), "tree": 5},
+        {**answered(), "groups": [3]},
+        {**answered(), "more": 1},
+        answered(agent="?"),
+        answered(agent=None),
+        answered(device=["cpu"]),
+        answered(device=["moon", 0]),
+        answered(device=["cpu", -1]),
+        answered(tensors=[[0, 0, 0], [1, 0, 257]]),
+        answered(tensors=[[0, 0, 0], [1, 0, -256]]),
+        answered(tensors=[[0, 0, 0], [1, -1, 256]]),
+        answered(tensors=[[0, 0, 0], [1, 1, 256]]),
+        answered(tensors=[[0, 0, 0]]),
+        answered(tensors=[[0, 0, 0], [0, 0, 0], [1, 0, 256]]),
+        answered(tensors=[[0, 0, 0], [2, 0, 256]]),
+        answered(tensors=[[0, 0, 0], [1, 0]]),
+        answered(pieces=[[4096, -1]]),
+        answered(pieces=[[-4096, 280]]),
+        answered(pieces=[[1 << 63, 280]]),
+        answered(pieces=[]),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_refused(answer: dict[str, Any]) -> None:
+    reading = Reading(Agents(), lambda: None)
+    assert kind_of(lambda: reading.read(answer, None))[0] in {"protocol", "version", "out_of_memory", "gone"}
+    reading.end()
+
+
+def test_what_is_read_covers_nothing_that_another_device_sends() -> None:
+    block = torch.zeros(1024, dtype=torch.uint8)
+    opened = [block[:100], block[128:148], block[256:300]]
+
+    def read(tensors: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+        spans = _spans(Group(("cuda", 0), [(1 << 40, 1024)], tensors), opened)
+        return [(mine - block.data_ptr(), nbytes) for mine, _, nbytes in spans]
+
+    assert read([(0, 0, 0), (2, 0, 256)]) == [(0, 100), (256, 44)]
+    assert read([(1, 0, 0)]) == [(128, 20)]
+    # The three lie at both ends alike.
+    assert read([(0, 0, 0), (1, 0, 128), (2, 0, 256)]) == [(0, 300)]
