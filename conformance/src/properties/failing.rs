@@ -81,6 +81,11 @@ impl<X> Adapter for FailingAdapter<'_, X> {
         self.adapter.overwritten(tensor)
     }
 
+    fn overwritten_all(&self, tensors: &[&X]) -> Result<(), Failed> {
+        self.countdown.call("a report of several writes").map_err(|error| Failed { index: 0, error })?;
+        self.adapter.overwritten_all(tensors)
+    }
+
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<X> {
         self.countdown.call("an allocation")?;
         self.adapter.empty(device, dtype, shape, order)

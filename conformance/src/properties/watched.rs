@@ -1,6 +1,6 @@
 //! An adapter that tells whether what it has exported was given back.
 
-use bridge_core::{Adapter, Allocation, Consumer, DType, Device, Lent, Memory, Offer, Order, Profile, Result};
+use bridge_core::{Adapter, Allocation, Consumer, DType, Device, Failed, Lent, Memory, Offer, Order, Profile, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -61,6 +61,10 @@ impl<F> Adapter for Watched<'_, F> {
 
     fn overwritten(&self, tensor: &F) -> Result<()> {
         self.adapter.overwritten(tensor)
+    }
+
+    fn overwritten_all(&self, tensors: &[&F]) -> Result<(), Failed> {
+        self.adapter.overwritten_all(tensors)
     }
 
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<F> {

@@ -147,7 +147,10 @@ def test_a_killed_carrier_is_replaced() -> None:
     other = tb.share(np.ones(3), reach="hosts")
     assert own() != first and other.port == ticket.port
     assert tb.open(ticket, "numpy").sum() == 1 << 23
-    for each in (ticket, other):
+    os.kill(own(), signal.SIGKILL)
+    third = tb.share(np.ones(4), reach="hosts")
+    assert third.port == ticket.port and tb.open(third, "numpy").sum() == 4
+    for each in (ticket, other, third):
         tb.revoke(each)
 
 

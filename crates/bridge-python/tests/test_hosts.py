@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,7 @@ def test_a_ticket_that_has_ended_opens_nothing() -> None:
         '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":"00","expires":"1"}',
         '{"truebridge":"hosts","host":"x","port":1,"share":1,"token":"00","expires":[]}',
         '{"truebridge":"hosts",' + "[" * 5000,
+        '{"truebridge":"hosts","host":"' + "x" * 300 + '","port":1,"share":1,"token":"00","expires":1}',
     ],
 )
 def test_what_is_no_ticket_is_refused(text: str) -> None:
@@ -229,13 +231,15 @@ def test_what_is_no_ticket_is_refused(text: str) -> None:
 
 
 def test_arguments_that_make_no_sense() -> None:
+    ticket = tb.share(np.zeros(3), reach="hosts")
     assert kind_of(lambda: tb.share(np.zeros(3), reach="moon"))[0] == "argument"  # type: ignore[call-overload]
     assert kind_of(lambda: tb.share(np.zeros(3), reach="hosts", writing="shared"))[0] == "argument"  # type: ignore[call-overload]
     assert kind_of(lambda: tb.share("text", reach="hosts"))[0] == "not_a_tensor"
     assert kind_of(lambda: processes.configure(address="10.0.0.5"))[0] == "argument", "it shares already"
-    ticket = tb.share(np.zeros(3), reach="hosts")
     assert kind_of(lambda: tb.open(ticket, "nonsense"))[0] == "argument"  # type: ignore[arg-type]
     assert ticket.token not in repr(ticket)
+    assert kind_of(lambda: tb.revoke(replace(ticket, port=1)))[0] == "argument", "another process has made it"
+    assert tb.open(ticket, "numpy").sum() == 0
     tb.revoke(ticket)
 
 
@@ -361,6 +365,8 @@ def answered(**changed: Any) -> dict[str, Any]:
         {**answered(), "tensors": [["float32", [1 << 62, 1 << 62]], ["int64", [3]]]},
         {**answered(), "tensors": [["float32", "x"], ["int64", [3]]]},
         {**answered(), "tensors": [*answered()["tensors"], ["int8", [1]]]},
+        {**answered(), "tensors": [["qint8", [2, 3]], ["int64", [3]]]},
+        {**answered(), "tensors": [["float32", [1] * 101], ["int64", [3]]]},
         {**answered(), "tree": 5},
         {**answered(), "groups": [3]},
         {**answered(), "more": 1},
@@ -387,6 +393,8 @@ def test_an_answer_that_makes_no_sense_is_refused(answer: dict[str, Any]) -> Non
     reading = Reading(Agents(), lambda: None)
     assert kind_of(lambda: reading.read(answer, None))[0] in {"protocol", "version", "out_of_memory", "gone"}
     reading.end()
+    # It may know a part of the other one.
+    assert not reading.agents._idle
 
 
 def test_what_is_read_covers_nothing_that_another_device_sends() -> None:

@@ -98,6 +98,7 @@ def read(ticket: HostTicket | Ticket | str | bytes) -> HostTicket | None:
         made = HostTicket(**values)
         kinds = [(made.host, str), (made.port, int), (made.share, int), (made.token, str)]
         sound = all(type(value) is kind for value, kind in kinds) and type(made.expires) in {int, float}
+        sound = sound and max(len(made.host), len(made.token)) < 256
         if sound and 0 <= made.port < 1 << 16 and 0 <= made.share < 1 << 63 and bytes.fromhex(made.token):
             return made
     raise of_kind("argument", "this is not a ticket: pass one as it was sent, whole")
@@ -188,8 +189,11 @@ class _Here:
 
 
 @contextlib.contextmanager
-def _asked(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Send a request to the carrier, and yield its answer. At the end of the block the carrier forgets the request."""
+def _asked(message: dict[str, Any], again: bool = False) -> Iterator[dict[str, Any]]:
+    """Send a request to the carrier, and yield its answer. At the end of the block the carrier forgets the request.
+
+    ``again`` sends it once more to the next carrier, where this one is killed.
+    """
     # To close the connection is to give the request up, also for an interrupt at any time.
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with own:
@@ -200,6 +204,10 @@ def _asked(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 body = own.recv(MOST)
             except ConnectionError:
                 body = b""
+            if not body and again:
+                with _asked(message) as answer:
+                    yield answer
+                return
             if not body:
                 raise of_kind("gone", "the carrier of this process has ended before it answered: try again")
             answer = json.loads(body)
@@ -238,7 +246,7 @@ def configure(address: str | None, folder: str | os.PathLike[str] | None) -> Non
     if address is None:
         return
     address_of(address)
-    if _here.port:
+    if _here.port and address != _address:
         raise of_kind("argument", "this process shares with other hosts already: configure it before its first share")
     _address = address
     _here.start()
@@ -261,7 +269,7 @@ def share(ticket: Ticket, expires: float) -> HostTicket:
     here, now = _here, time.time()
     number, made = next(here.numbers), _Share(ticket, secrets.token_hex(16), now + expires)
     assert _address is not None
-    with _asked(here.described(number, made)) as answer:
+    with _asked(here.described(number, made), again=True) as answer:
         here.port = answer["port"]
     with here.lock:
         here.shares = {known: one for known, one in here.shares.items() if one.until > now}
@@ -282,8 +290,8 @@ def revoke(ticket: HostTicket, told: bool) -> None:
             if here.carrier is not None:
                 here.carrier.tell({"do": "forget", "share": ticket.share})
         _core.ipc_revoke(known.ticket, told)
-    elif not here.port:
-        raise of_kind("argument", "this process shares nothing with other hosts: revoke the ticket where it was made")
+    elif _address is None or (ticket.host, ticket.port) != (address_of(_address)[0], here.port):
+        raise of_kind("argument", "another process has made this ticket: revoke it there")
 
 
 def open(

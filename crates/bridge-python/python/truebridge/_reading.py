@@ -44,6 +44,9 @@ _LONG = 60.0
 #: The kinds of errors that another host may answer with.
 _PLAUSIBLE = {"gone", "busy", "denied", "out_of_memory", "missing", "driver", "framework", "device", "dtype", "layout"}
 
+#: The kinds of errors that tell the program of its tensors: here the other host has described them.
+_OF_TENSORS = {"argument", "dtype", "framework", "layout", "not_a_tensor"}
+
 #: Memory of transfers whose end is not known: it is never freed.
 _unknown: list[Any] = []
 
@@ -58,6 +61,7 @@ class _Transfer:
     peer: Any = None
     memory: Any = None
     handle: Any = None
+    is_done: bool = False
 
     def end(self) -> bool:
         """Wait until nothing is under way, and free what NIXL has. Return whether the end is known."""
@@ -98,7 +102,7 @@ class Reading:
         check_that_it_has_time(said)
         if said.get("is") == "refused":
             kind, text = said.get("kind"), said.get("text")
-            if kind not in _PLAUSIBLE or not isinstance(text, str):
+            if not isinstance(kind, str) or kind not in _PLAUSIBLE or not isinstance(text, str):
                 raise of_kind("protocol", "the other end refuses for no reason that there is: use one version in both")
             raise of_kind(kind, f"the process that shares refuses: {text}")
         return self.read(said, place)
@@ -121,7 +125,9 @@ class Reading:
             if not transfer.end():
                 _unknown.append(self)
                 return
-            self.agents.give(transfer.reader)
+            # One that has failed may know a part of the other one.
+            if transfer.is_done:
+                self.agents.give(transfer.reader)
         # The other process keeps what it lends as long as the connection is open.
         if self.channel is not None:
             self.channel.close()
@@ -144,8 +150,10 @@ class Reading:
                 tensors = [found[number] for number in range(len(specs))]
                 made = _core.ipc_share(tensors, tree, _LONG, "shared", None)
                 opened, _ = _core.ipc_open(made, "torch", None, None, None, None, False)
-        except BridgeError:
-            raise
+        except BridgeError as error:
+            if error.kind not in _OF_TENSORS:
+                raise
+            raise of_kind("protocol", f"{_NONSENSE} ({error})") from error
         except (MemoryError, RuntimeError) as error:
             raise of_kind("out_of_memory", f"there is no memory for what the other host shares: {error}") from error
         self.kept = opened
@@ -170,6 +178,7 @@ class Reading:
                 )
                 transfer.handle = agent.initialize_xfer("READ", *ends, transfer.peer)
                 self._arrived(agent, transfer.handle)
+                transfer.is_done = True
             except BridgeError:
                 raise
             except Exception as error:
@@ -279,7 +288,7 @@ def _devices(specs: list[Spec], groups: list[Group], place: Place | None) -> dic
         numbers = [number for number, _, _ in group.tensors]
         left.difference_update(numbers)
         if kind == "cuda" and index >= torch.cuda.device_count():
-            text = f"the other host has the tensors on GPU {index}, and this one has {torch.cuda.device_count()} GPUs"
+            text = f"the tensors would arrive on GPU {index}, and this host has {torch.cuda.device_count()} GPUs"
             raise of_kind("device", f"{text}: pass device='cpu', or one that there is")
         found.setdefault("cpu" if kind == "cpu" else f"cuda:{index}", []).extend(numbers)
     if left:
