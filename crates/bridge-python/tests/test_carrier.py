@@ -66,12 +66,14 @@ def kind(call):
     except tb.BridgeError as error:
         return error.kind
 text = input()
-assert tb.open(text, "numpy").sum() == 3
+received = tb.open(text, "numpy")
+assert received.sum() == 3
 processes.configure(address="127.0.0.1")
 ticket = tb.share(np.ones(2), reach="hosts")
 child = os.fork()
 if child == 0:
     try:
+        received[:] = 7
         assert kind(lambda: tb.revoke(ticket)) == "argument", "it is the parent's"
         assert tb.open(text, "numpy").sum() == 3
         assert tb.open(ticket, "numpy").sum() == 2
@@ -81,6 +83,7 @@ if child == 0:
     finally:
         os._exit(1)
 assert os.waitpid(child, 0)[1] == 0
+assert received.sum() == 3, "the child has written to its own"
 assert tb.open(ticket, "numpy").sum() == 2
 # No carrier is a child that a program would wait for.
 try:

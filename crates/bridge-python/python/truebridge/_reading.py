@@ -1,7 +1,4 @@
-"""What a carrier reads from another host, into memory that its program opens by a ticket of this host.
-
-The ticket is made before the bytes arrive: what it shares on the host is a file in memory, into which NIXL writes.
-"""
+"""What a carrier reads from another host, and shares with its program by a ticket of this host."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reading"]
 
-#: The offset of a tensor in a block on a GPU is a multiple of this many bytes.
+#: The offset of a tensor in a block is a multiple of this many bytes.
 _APART = 256
 
 #: Seconds for which the result can be opened.
@@ -110,14 +107,19 @@ class Reading:
     def read(self, said: dict[str, Any], place: Place | None) -> Ticket:
         """Read what an answer describes."""
         specs, sizes, tree, groups, metadata = _described(said)
-        made, opened = self._made(specs, sizes, tree, groups, place)
+        self.kept = tensors = _made(specs, sizes, groups, place)
         for group, about in zip(groups, metadata, strict=True):
             if group.tensors:
-                self._transfer(group, about, opened)
+                self._transfer(group, about, tensors)
         if self.channel is not None:
             with contextlib.suppress(BridgeError):
                 self.channel.send({"do": "done"})
-        return made
+        try:
+            return _core.ipc_share(tensors, tree, _LONG, None, None)
+        except BridgeError as error:
+            if error.kind not in _OF_TENSORS:
+                raise
+            raise of_kind("protocol", f"{_NONSENSE} ({error})") from error
 
     def end(self) -> None:
         """Free everything, as soon as nothing is under way: to cancel a transfer does not end its writes at once."""
@@ -133,36 +135,10 @@ class Reading:
             self.channel.close()
         self.kept = None
 
-    def _made(
-        self, specs: list[Spec], sizes: list[int], tree: str | None, groups: list[Group], place: Place | None
-    ) -> tuple[Ticket, list[torch.Tensor]]:
-        """Make a ticket of this host for tensors of these shapes, and open it."""
-        import torch
-
-        found: dict[int, torch.Tensor] = {}
-        try:
-            with contextlib.ExitStack() as streams:
-                for device, numbers in _devices(specs, groups, place).items():
-                    if device != "cpu":
-                        streams.enter_context(torch.cuda.stream(_stream(device)))
-                    mine, nbytes = [specs[number] for number in numbers], [sizes[number] for number in numbers]
-                    found.update(zip(numbers, _empty(device, mine, nbytes), strict=True))
-                tensors = [found[number] for number in range(len(specs))]
-                made = _core.ipc_share(tensors, tree, _LONG, "shared", None)
-                opened, _ = _core.ipc_open(made, "torch", None, None, None, None, False)
-        except BridgeError as error:
-            if error.kind not in _OF_TENSORS:
-                raise
-            raise of_kind("protocol", f"{_NONSENSE} ({error})") from error
-        except (MemoryError, RuntimeError) as error:
-            raise of_kind("out_of_memory", f"there is no memory for what the other host shares: {error}") from error
-        self.kept = opened
-        return made, opened
-
-    def _transfer(self, theirs: Group, about: bytes, opened: list[torch.Tensor]) -> None:
+    def _transfer(self, theirs: Group, about: bytes, tensors: list[torch.Tensor]) -> None:
         """Read the tensors of a group, and wait for them."""
         # All of them are received on one device.
-        place, spans = place_of(opened[theirs.tensors[0][0]]), _spans(theirs, opened)
+        place, spans = place_of(tensors[theirs.tensors[0][0]]), _spans(theirs, tensors)
         transfer = _Transfer(self.agents.take(place))
         self.transfers.append(transfer)
         agent = transfer.reader.agent
@@ -296,6 +272,24 @@ def _devices(specs: list[Spec], groups: list[Group], place: Place | None) -> dic
     return found
 
 
+def _made(specs: list[Spec], sizes: list[int], groups: list[Group], place: Place | None) -> list[torch.Tensor]:
+    """Return tensors of these shapes, in memory that nothing uses."""
+    import torch
+
+    found: dict[int, torch.Tensor] = {}
+    try:
+        for device, numbers in _devices(specs, groups, place).items():
+            stream = contextlib.nullcontext() if device == "cpu" else torch.cuda.stream(_stream(device))
+            with stream:
+                made = _empty(device, [specs[number] for number in numbers], [sizes[number] for number in numbers])
+            found.update(zip(numbers, made, strict=True))
+    except BridgeError:
+        raise
+    except (MemoryError, RuntimeError) as error:
+        raise of_kind("out_of_memory", f"there is no memory for what the other host shares: {error}") from error
+    return [found[number] for number in range(len(specs))]
+
+
 def _stream(device: str) -> Any:
     """Return the stream in which memory is received: no other work runs in it, for which it would be waited."""
     import torch
@@ -309,21 +303,19 @@ _streams: dict[str, Any] = {}
 
 
 def _empty(device: str, specs: list[Spec], sizes: list[int]) -> list[torch.Tensor]:
-    """Return tensors in memory that no work uses."""
+    """Return tensors in a block of memory that no work uses."""
     import torch
 
-    if device == "cpu":
-        available = _available()
-        if sum(sizes) > available:
-            raise of_kind("out_of_memory", f"{sum(sizes):,} bytes arrive, and this host has {available:,} left")
-        return [torch.empty(shape, dtype=getattr(torch, name)) for name, shape in specs]
     offsets, total = [], 0
     for nbytes in sizes:
         offsets.append(total)
         total += -(-nbytes // _APART) * _APART
+    if device == "cpu" and total > (available := _available()):
+        raise of_kind("out_of_memory", f"{total:,} bytes arrive, and this host has {available:,} left")
     block = torch.empty(max(total, _APART), dtype=torch.uint8, device=device)
-    # The allocator returns memory that earlier work of this stream may still use.
-    torch.cuda.current_stream(block.device).synchronize()
+    if device != "cpu":
+        # The allocator returns memory that earlier work of this stream may still use.
+        torch.cuda.current_stream(block.device).synchronize()
     return views(block, specs, offsets)
 
 
@@ -334,18 +326,18 @@ def _available() -> int:
     return 1 << 62
 
 
-def _spans(theirs: Group, opened: list[torch.Tensor]) -> list[tuple[int, int, int]]:
+def _spans(theirs: Group, tensors: list[torch.Tensor]) -> list[tuple[int, int, int]]:
     """Return what to read: an own address, the other one, and a number of bytes.
 
     Neighbours that lie at the same distance at both ends are one span: what is between them is nothing of either end.
     """
-    starts = sorted(tensor.data_ptr() for tensor in opened if tensor.nbytes)
+    starts = sorted(tensor.data_ptr() for tensor in tensors if tensor.nbytes)
     following = dict(zip(starts, starts[1:], strict=False))
     spans: list[tuple[int, int, int]] = []
     # The piece of the tensor before, and its own address.
     last = (-1, -1)
     for number, piece, offset in sorted(theirs.tensors, key=itemgetter(1, 2)):
-        tensor = opened[number]
+        tensor = tensors[number]
         mine, other, nbytes = tensor.data_ptr(), theirs.pieces[piece][0] + offset, tensor.nbytes
         joins = last[0] == piece and following.get(last[1]) == mine
         last = piece, mine
