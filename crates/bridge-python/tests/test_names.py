@@ -83,6 +83,7 @@ REASONS: dict[str, str] = {
     "crates/bridge-pyo3/src/dtypes.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-pyo3/src/lib.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/__init__.py": MODULES,
+    "crates/bridge-python/python/truebridge/_agents.py": "makes the context of a GPU as PyTorch does",
     "crates/bridge-python/python/truebridge/_bench.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_carrier.py": ALLOCATES,
     "crates/bridge-python/python/truebridge/_core.pyi": MODULES,
