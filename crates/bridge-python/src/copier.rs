@@ -11,6 +11,9 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use std::collections::HashSet;
 
+/// What counts writes, one list for each framework.
+type Counters = Vec<(Framework, Vec<Py<PyAny>>)>;
+
 /// Copies that are checked and planned. ``copier`` makes it, and each call copies again.
 ///
 /// It keeps the tensors and their memory. ``len`` is the number of its tensors.
@@ -33,8 +36,8 @@ pub(crate) struct Copier {
     prepared: Prepared,
     /// The pairs that each call looks at.
     checked: Vec<usize>,
-    /// What counts writes to the targets, one list for each framework.
-    counters: Vec<(Framework, Vec<Py<PyAny>>)>,
+    /// What counts writes to the targets.
+    counters: Counters,
 }
 
 #[pymethods]
@@ -118,8 +121,8 @@ fn counters<'py>(
     check: bool,
     sides: &[(AnyAdapter<'py>, AnyAdapter<'py>)],
     leaves: &[Leaf<'_, 'py>],
-) -> Result<Vec<(Framework, Vec<Py<PyAny>>)>> {
-    let (mut lists, mut met): (Vec<(Framework, Vec<Py<PyAny>>)>, HashSet<usize>) = Default::default();
+) -> Result<Counters> {
+    let (mut lists, mut met): (Counters, HashSet<usize>) = Default::default();
     for ((_, to), (_, out)) in sides.iter().zip(leaves) {
         let (Some(framework), Some(counter)) = (seen(out), to.counted_by(out)?) else { continue };
         let counter = if check { (*out).clone() } else { counter };
