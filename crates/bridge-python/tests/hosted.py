@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from truebridge import _hosts, processes
 
 #: It shares again when it is told so, and prints how many leases there are for any other line.
 LENDS = """
@@ -40,6 +44,18 @@ for text in sys.stdin:
     except tb.BridgeError as error:
         print(error.kind, flush=True)
 """
+
+
+@contextlib.contextmanager
+def listening(folder: Path) -> Iterator[None]:
+    """Let this process share at 127.0.0.1, with its sockets in a folder."""
+    folder.chmod(0o700)
+    processes._core.ipc_close()
+    processes.configure(folder=folder)
+    if not _hosts._here.port:
+        processes.configure(address="127.0.0.1")
+    yield
+    processes._core.ipc_close()
 
 
 def carriers_of(pid: int) -> list[int]:

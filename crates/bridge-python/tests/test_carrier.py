@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from hosted import carriers_of, descriptors_of
+from hosted import carriers_of, descriptors_of, listening
 from truebridge import _hosts, processes
 from truebridge_conformance.others import wait_until
 
@@ -26,14 +26,8 @@ pytest.importorskip("nixl_cu12")
 
 @pytest.fixture(autouse=True, scope="module")
 def _address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("ipc")
-    folder.chmod(0o700)
-    processes._core.ipc_close()
-    processes.configure(folder=folder)
-    if not _hosts._here.port:
-        processes.configure(address="127.0.0.1")
-    yield
-    processes._core.ipc_close()
+    with listening(tmp_path_factory.mktemp("ipc")):
+        yield
 
 
 def run(code: str, *lines: str) -> list[str]:

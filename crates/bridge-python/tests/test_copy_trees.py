@@ -296,6 +296,17 @@ def test_an_unchecked_copier_copies_views_as_they_were() -> None:
         update()
 
 
+def test_autograd_notices_each_write_of_a_copy() -> None:
+    whole, alone = torch.zeros(4), torch.zeros(2)
+    out = [alone, np.zeros(2, np.float32), whole[:2], whole[2:]]
+    before = alone._version, whole._version
+    tb.copy([torch.ones(2)] * 4, out=out)
+    assert (alone._version, whole._version) >= (before[0] + 1, before[1] + 2)
+    with torch.inference_mode():
+        out = [torch.zeros(2), torch.zeros(2)]
+        assert [x.tolist() for x in tb.copy([torch.ones(2)] * 2, out=out)] == [[1, 1]] * 2
+
+
 @pytest.mark.parametrize("check", [True, False])
 def test_autograd_notices_each_write_of_a_copier(check: bool) -> None:
     whole, alone = torch.zeros(4), torch.zeros(2)

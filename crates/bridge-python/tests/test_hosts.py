@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from hosted import LENDS, READS, Program, carriers_of
-from truebridge import _hosts, processes
+from hosted import LENDS, READS, Program, carriers_of, listening
+from truebridge import processes
 from truebridge._agents import Agents
 from truebridge._channel import Channel
 from truebridge._lending import Group
@@ -41,14 +41,8 @@ KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual 
 
 @pytest.fixture(autouse=True, scope="module")
 def _address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("ipc")
-    folder.chmod(0o700)
-    processes._core.ipc_close()
-    processes.configure(folder=folder)
-    if not _hosts._here.port:
-        processes.configure(address="127.0.0.1")
-    yield
-    processes._core.ipc_close()
+    with listening(tmp_path_factory.mktemp("ipc")):
+        yield
 
 
 def same(one: Any, other: Any) -> None:

@@ -81,6 +81,22 @@ def test_slices_of_two_buffers_in_random_order() -> None:
     assert torch.equal(target, expected)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_pieces_whose_addresses_and_lengths_16_divides(seed: int) -> None:
+    random = np.random.default_rng([seed, 16])
+
+    def rows(count: int, row: int) -> Any:
+        """Return rows of so many times 16 bytes, with gaps and at any multiple of 16."""
+        skip, gap = (int(random.integers(0, 4)) * 16 for _ in range(2))
+        whole = numbers(random, count, row * 16 + skip + gap, dtype="uint8")
+        return whole[:, skip : skip + row * 16]
+
+    # A block copies 4,096 vectors of 16 bytes, 1,024 at a time.
+    lengths = [1, 2, 255, 256, 257, 1023, 1024, 1025, 2750, 4095, 4096, 4097, 9001]
+    shapes = [(int(random.integers(1, 40)) if row < 300 else 1, row) for row in random.permutation(lengths * 3)]
+    checked([(rows(count, int(row)), rows(count, int(row))) for count, row in shapes])
+
+
 def test_nothing_beside_the_targets_is_written() -> None:
     whole = torch.full((64, 1000), 7, dtype=torch.uint8, device="cuda")
     targets = [whole[row, 3 + row : 900 - row] for row in range(0, 64, 2)]

@@ -1,6 +1,6 @@
 //! Copies into tensors that exist: what is refused before anything is launched, and what is ordered.
 
-use crate::common::Event::{Copied as Launched, Dropped, Moved, Ordered, Retired, Synchronized};
+use crate::common::Event::{Copied as Launched, Dropped, Moved, Ordered, Retired, RetiredAfterAll, Synchronized};
 use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, Side, taken};
 use bridge_core::{
     Access, DType, Device, DeviceKind, ErrorKind, Misfit, Options, Ordering, Pair, Pending, Result, Reuse, Stream,
@@ -240,7 +240,16 @@ fn the_owner_of_a_view_waits_for_a_write_to_it() {
 
 /// Copies of several papers, all from one adapter to another, and what happened.
 fn copy_all(papers: Vec<(Paper, Paper)>, copies: Option<Copied>, log: &Log) -> (Result<(), Misfit>, Vec<Event>) {
-    let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
+    copy_all_to(Office::new(Strides::Compact), papers, copies, log)
+}
+
+fn copy_all_to(
+    to: Office,
+    papers: Vec<(Paper, Paper)>,
+    copies: Option<Copied>,
+    log: &Log,
+) -> (Result<(), Misfit>, Vec<Event>) {
+    let from = Office::new(Strides::Any);
     let ordering: Arc<dyn Ordering> = Arc::new(Recorder { log: log.clone(), copies, ..Recorder::default() });
     let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
     let mut pairs: Vec<Pair<'_, Item, Item>> = Vec::new();
@@ -271,6 +280,47 @@ fn many_copies_are_ordered_once_before_the_first_and_once_after_the_last() {
     assert!(events[1..21].iter().all(|event| matches!(event, Launched { .. })), "{events:?}");
     assert_eq!(events[21], Ordered(READER, OWNER), "{events:?}");
     assert!(events[22..].iter().all(|event| *event == Dropped) && events.len() == 42, "{events:?}");
+}
+
+#[test]
+fn memory_that_is_reused_in_the_stream_of_the_copy_is_returned_without_a_wait() {
+    let log = Log::default();
+    let returned = |reuse, elsewhere| {
+        let mut papers = papers(9, &log);
+        papers.iter_mut().for_each(|(source, _)| (source.stream, source.reuse) = (Some(READER), reuse));
+        let mut to = Office::new(Strides::Compact);
+        Arc::get_mut(&mut to.side).unwrap().elsewhere = elsewhere;
+        let (copied, mut events) = copy_all_to(to, papers, Some(Copied::Well), &log);
+        copied.unwrap();
+        let returned = events.split_off(9);
+        assert!(events.iter().all(|event| matches!(event, Launched { .. })), "{events:?}");
+        assert!(!returned.iter().any(|event| matches!(event, Ordered(..))), "{returned:?}");
+        let count = |wanted: Event| returned.iter().filter(|event| **event == wanted).count();
+        [count(Dropped), count(Retired(READER)), count(RetiredAfterAll(READER))]
+    };
+    assert_eq!(returned(Reuse::InStreamOrder, false), [9, 0, 0]);
+    // The memory of the targets, whose drops are not logged, is reused in stream order.
+    let [dropped, retired, _] = returned(Reuse::Unknown, false);
+    assert!(dropped == 9 && retired > 0, "nothing says when the owner reuses it");
+    let [dropped, _, retired] = returned(Reuse::InStreamOrder, true);
+    assert!(dropped == 9 && retired == 18, "the consumer may have used other streams: {retired}");
+}
+
+#[test]
+fn a_target_that_must_not_change_is_named_and_keeps_all_from_being_written() {
+    let log = Log::default();
+    let (from, one, other) = (Office::new(Strides::Any), Office::new(Strides::Any), Office::new(Strides::Any));
+    let fixed = Office { immutable: true, ..Office::new(Strides::Any) };
+    let items: Vec<_> = papers(6, &log).into_iter().map(|(from, to)| (Item::Own(from), Item::Own(to))).collect();
+    let owners = [&one, &one, &other, &one, &fixed, &fixed];
+    let each = items.iter().zip(owners);
+    let pairs: Vec<Pair<'_, Item, Item>> =
+        each.map(|((tensor, out), to)| Pair { from: &from, tensor, to, out, dtype: None }).collect();
+    let ordering: Arc<dyn Ordering> =
+        Arc::new(Recorder { log: log.clone(), copies: Some(Copied::Well), ..Recorder::default() });
+    let misfit = bridge_core::copy_all(&pairs, &ordering).map(drop).unwrap_err();
+    assert_eq!((misfit.index, misfit.error.kind()), (4, ErrorKind::ReadOnly));
+    assert!(taken(&log).iter().all(|event| *event == Dropped));
 }
 
 #[test]

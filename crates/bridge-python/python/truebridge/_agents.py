@@ -103,7 +103,7 @@ class Reader:
 
 
 class Agents:
-    """The agents of this process. No agent of NIXL reads from itself, so those that lend read nothing."""
+    """The agents of this process. An agent of NIXL cannot read from itself, so agents that lend never read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -162,7 +162,7 @@ class Carrier:
             import torch  # noqa: F401
 
             nixl()
-        # What was imported is no garbage, and collections cost more than descriptions of many tensors are worth.
+        # Descriptions of many tensors begin collections, each of which would look at all that was imported.
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)
 
@@ -191,13 +191,21 @@ def _check(request: socket.socket) -> None:
 
 
 def _requests(control: socket.socket, program: int, carrier: Carrier) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    """Yield the messages of the program until it ends. Rest while there are no transfers."""
+    """Yield the messages of the program until it ends. Let the carrier rest meanwhile."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(program, select.POLLIN)
-    met = rested = 0
+    count = 0
+    # Since when there is no transfer; None while the carrier rests.
+    since: float | None = None
     while True:
         ready = dict(poll.poll(_IDLE * 1000))
+        now = time.monotonic()
+        if carrier.pending or count != carrier.count:
+            count, since = carrier.count, now
+        elif since is not None and now - since >= _IDLE:
+            since = None
+            carrier.rest()
         if control.fileno() in ready:
             try:
                 body, descriptors, _, _ = socket.recv_fds(control, MOST, 1)
@@ -208,11 +216,6 @@ def _requests(control: socket.socket, program: int, carrier: Carrier) -> Iterato
             yield json.loads(body), descriptors
         elif program in ready:
             return
-        else:
-            if not carrier.pending and rested != met == carrier.count:
-                rested = met
-                carrier.rest()
-            met = carrier.count
 
 
 def main(control: int, program: int) -> None:

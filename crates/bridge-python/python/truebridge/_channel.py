@@ -1,6 +1,6 @@
 """A connection to another host on which both ends prove that they have the token of a ticket.
 
-docs/design/hosts.md specifies it. Nothing is encrypted: a message has a code that only those with the token can make.
+docs/design/hosts.md specifies it. Nothing is encrypted: a message has a code that cannot be made without the token.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class Server:
         self._listener.close()
 
     def close(self) -> None:
-        """Accept no more connections, and end those that there are."""
+        """Accept no more connections, and end the open ones."""
         self.stop()
         with self._lock:
             channels = list(self._channels)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._channel import address_of
-from .errors import of_kind
+from .errors import BridgeError, of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -168,7 +168,7 @@ class _Here:
         self.start(carrier).tell(message, request)
 
     def start(self, ended: _Carrier | None = None) -> _Carrier:
-        """Return the carrier, a new one if there is none but this."""
+        """Return the carrier: a new one if there is none, or only ``ended``."""
         with self.lock:
             if self.carrier is None or self.carrier is ended:
                 try:
@@ -189,11 +189,8 @@ class _Here:
 
 
 @contextlib.contextmanager
-def _asked(message: dict[str, Any], again: bool = False) -> Iterator[dict[str, Any]]:
-    """Send a request to the carrier, and yield its answer. At the end of the block the carrier forgets the request.
-
-    ``again`` sends it once more to the next carrier, where this one is killed.
-    """
+def _asked(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Send a request to the carrier, and yield its answer. At the end of the block the carrier forgets the request."""
     # To close the connection is to give the request up, also for an interrupt at any time.
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with own:
@@ -204,10 +201,6 @@ def _asked(message: dict[str, Any], again: bool = False) -> Iterator[dict[str, A
                 body = own.recv(MOST)
             except ConnectionError:
                 body = b""
-            if not body and again:
-                with _asked(message) as answer:
-                    yield answer
-                return
             if not body:
                 raise of_kind("gone", "the carrier of this process has ended before it answered: try again")
             answer = json.loads(body)
@@ -269,8 +262,18 @@ def share(ticket: Ticket, expires: float) -> HostTicket:
     here, now = _here, time.time()
     number, made = next(here.numbers), _Share(ticket, secrets.token_hex(16), now + expires)
     assert _address is not None
-    with _asked(here.described(number, made), again=True) as answer:
-        here.port = answer["port"]
+
+    def told() -> int:
+        with _asked(here.described(number, made)) as answer:
+            return int(answer["port"])
+
+    try:
+        here.port = told()
+    except BridgeError as error:
+        if error.kind != "gone":
+            raise
+        # The carrier was killed before it answered, and nothing is lost: the next one is told.
+        here.port = told()
     with here.lock:
         here.shares = {known: one for known, one in here.shares.items() if one.until > now}
         here.shares[number] = made

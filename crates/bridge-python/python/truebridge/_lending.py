@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "lend", "place_of", "spec_of", "views"]
 
-#: Tensors of the host of fewer bytes, and those that are not compact, are packed where the tensors do not lie side by
-#: side.
+#: Where tensors of the host do not lie side by side, these are packed: tensors of fewer bytes, and strided ones.
 _SMALL = 1 << 20
 
 #: The offset of a packed tensor is a multiple of this many bytes.

@@ -100,7 +100,9 @@ class Reading:
         if said.get("is") == "refused":
             kind, text = said.get("kind"), said.get("text")
             if not isinstance(kind, str) or kind not in _PLAUSIBLE or not isinstance(text, str):
-                raise of_kind("protocol", "the other end refuses for no reason that there is: use one version in both")
+                raise of_kind(
+                    "protocol", "the other end refuses for an unknown reason: use one version of truebridge in both"
+                )
             raise of_kind(kind, f"the process that shares refuses: {text}")
         return self.read(said, place)
 
@@ -217,7 +219,7 @@ def _described(said: dict[str, Any]) -> tuple[list[Spec], list[int], str | None,
             items[name] = _itemsize(name)
         sizes = [items[name] * math.prod(shape) for name, shape in specs]
         if any(not 0 <= length < 1 << 63 for _, shape in specs for length in shape):
-            raise ValueError("there is no such shape")
+            raise ValueError("a length is out of range")
         tree, groups, metadata = said["tree"], [], []
         if not isinstance(tree, (str, type(None))):
             raise ValueError("the tree is a text")
@@ -226,9 +228,9 @@ def _described(said: dict[str, Any]) -> tuple[list[Spec], list[int], str | None,
             metadata.append(base64.b64decode(group["agent"], validate=True))
             (kind, index), pieces = group["device"], [(int(start), int(nbytes)) for start, nbytes in group["pieces"]]
             if kind not in {"cpu", "cuda"} or not 0 <= int(index) < 1 << 16:
-                raise ValueError(f"{kind} {index} is no device")
+                raise ValueError(f"{kind} {index} is not a device")
             if not all(0 <= start < start + nbytes < 1 << 63 for start, nbytes in pieces):
-                raise ValueError("there is no such memory")
+                raise ValueError("a piece of memory is out of range")
             tensors = [(int(number), int(piece), int(offset)) for number, piece, offset in group["tensors"]]
             for number, piece, offset in tensors:
                 missing.remove(number)
@@ -247,7 +249,7 @@ def _itemsize(name: str) -> int:
 
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} is no dtype")
+        raise ValueError(f"{name} is not a dtype")
     return int(dtype.itemsize)
 
 
@@ -286,7 +288,9 @@ def _made(specs: list[Spec], sizes: list[int], groups: list[Group], place: Place
     except BridgeError:
         raise
     except (MemoryError, RuntimeError) as error:
-        raise of_kind("out_of_memory", f"there is no memory for what the other host shares: {error}") from error
+        raise of_kind(
+            "out_of_memory", f"the memory does not suffice for what the other host shares: {error}"
+        ) from error
     return [found[number] for number in range(len(specs))]
 
 

@@ -326,7 +326,7 @@ def configure(
         The most bytes of memory for copies.
     address : str, optional
         An address of this host, or with a port, at which it listens for processes of other hosts
-        (``share(reach="hosts")``). There is no default.
+        (``share(reach="hosts")``). Without one this process does not share with other hosts.
 
     Raises
     ------
