@@ -155,11 +155,11 @@ def test_descriptors_are_bounded() -> None:
     ticket = tb.share(np.ones(100), reach="hosts", expires=600)
     tb.open(ticket, "numpy")
     before, found = descriptors_of(own()), []
-    for _ in range(120):
+    for _ in range(140):
         assert tb.open(ticket, "numpy").sum() == 100
         found.append(descriptors_of(own()))
-    # Four for each of 32 transfers, of an agent that lends and of one that reads.
-    assert max(found) <= before + 2 * 4 * 32, found
+    # At most four for each transfer, and an agent is replaced after 32. Without that it is two for each: 280.
+    assert max(found) <= before + 200, found
     tb.revoke(ticket)
 
 
