@@ -54,6 +54,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod carried;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(not(feature = "cuda"))]
@@ -79,6 +80,7 @@ mod tensor;
 mod ticket;
 mod wire;
 
+pub use carried::{Block, Incoming, Outgoing};
 pub use exporter::{Exporter, Held};
 pub use importer::{Opened, check, is_leasing, open};
 pub use line::while_waiting;

@@ -26,7 +26,7 @@ use std::time::Duration;
 const MAX_TREE: usize = 1 << 20;
 
 /// The most tensors of a ticket.
-const MAX_TENSORS: usize = 1 << 16;
+pub(crate) const MAX_TENSORS: usize = 1 << 16;
 
 /// Tensors that one ticket will open together.
 ///
@@ -37,17 +37,17 @@ pub struct Parcel {
     writing: Option<Writing>,
     /// Whether a keeper is to keep the memory beyond the end of this process.
     outlives: bool,
-    segments: Vec<Part>,
-    tensors: Vec<Described>,
+    pub(crate) segments: Vec<Part>,
+    pub(crate) tensors: Vec<Described>,
     transfers: Vec<Transfer>,
     /// The tensors, which keep the segments that they lie in.
-    owners: Vec<Box<dyn Any + Send + Sync>>,
+    pub(crate) owners: Vec<Box<dyn Any + Send + Sync>>,
     /// The streams in which the owners of device memory work.
-    streams: Vec<(Device, Stream)>,
+    pub(crate) streams: Vec<(Device, Stream)>,
     /// What was copied, and all elements, in bytes.
-    bytes: usize,
-    nbytes: usize,
-    about: String,
+    pub(crate) bytes: usize,
+    pub(crate) nbytes: usize,
+    pub(crate) about: String,
     /// Whether an allocator may use some of the memory again when its tensor is dropped.
     is_reused: bool,
 }
@@ -98,7 +98,7 @@ pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F) -> Result<Road> {
 }
 
 /// A segment of a parcel.
-enum Part {
+pub(crate) enum Part {
     /// Fresh memory of the host.
     Fresh(Arc<Arena>),
     /// Fresh memory of a device.
@@ -162,19 +162,7 @@ impl Parcel {
             let text = format!("a ticket has at most {MAX_TENSORS} tensors: share them in parts");
             return Err(Error::new(ErrorKind::Argument, text));
         }
-        let mut parcel = Self {
-            writing,
-            outlives,
-            segments: Vec::new(),
-            tensors: Vec::new(),
-            transfers: Vec::new(),
-            owners: Vec::new(),
-            streams: Vec::new(),
-            bytes: 0,
-            nbytes: 0,
-            about: String::new(),
-            is_reused: false,
-        };
+        let mut parcel = Self::empty(writing, outlives);
         let ipc = Ipc::passing();
         let places = parcel.places(tensors, &ipc, options)?;
         let there = |place: &Place| matches!(place, Place::There(..));
@@ -203,6 +191,22 @@ impl Parcel {
             parcel.transfers.push(done);
         }
         Ok(parcel)
+    }
+
+    pub(crate) fn empty(writing: Option<Writing>, outlives: bool) -> Self {
+        Self {
+            writing,
+            outlives,
+            segments: Vec::new(),
+            tensors: Vec::new(),
+            transfers: Vec::new(),
+            owners: Vec::new(),
+            streams: Vec::new(),
+            bytes: 0,
+            nbytes: 0,
+            about: String::new(),
+            is_reused: false,
+        }
     }
 
     /// Returns the memory that each tensor is shared from, and allocates memory for all copies on a device.
@@ -420,13 +424,18 @@ impl Parcel {
     ///
     /// Those of the program ([`while_waiting`](crate::while_waiting)).
     pub fn wait(&self) -> Result<()> {
-        let (running, finished) = mpsc::channel::<Infallible>();
-        device::drop_after(&self.streams, Arc::new(running));
-        while finished.recv_timeout(SLICE) == Err(RecvTimeoutError::Timeout) {
-            goes_on()?;
-        }
-        Ok(())
+        has_run(&self.streams)
     }
+}
+
+/// Waits until the work that is now in these streams has run.
+pub(crate) fn has_run(streams: &[(Device, Stream)]) -> Result<()> {
+    let (running, finished) = mpsc::channel::<Infallible>();
+    device::drop_after(streams, Arc::new(running));
+    while finished.recv_timeout(SLICE) == Err(RecvTimeoutError::Timeout) {
+        goes_on()?;
+    }
+    Ok(())
 }
 
 /// Describes a tensor in a segment that begins at `start`.

@@ -51,7 +51,6 @@ ROOMS = (
     "xtask/templates/*",
 )
 
-ALLOCATES = "a carrier allocates by PyTorch, and imports it as NIXL does"
 NUMPY_IS_A_TOOL = "reads and writes arrays of the host by NumPy, whatever the tensors are"
 MODULES = "has modules, or the functions of modules, that are for one framework"
 EXAMPLE = "the words of an error or a help name a pair as an example"
@@ -83,15 +82,11 @@ REASONS: dict[str, str] = {
     "crates/bridge-pyo3/src/dtypes.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-pyo3/src/lib.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/__init__.py": MODULES,
-    "crates/bridge-python/python/truebridge/_agents.py": "makes the context of a GPU as PyTorch does",
     "crates/bridge-python/python/truebridge/_bench.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/_carrier.py": ALLOCATES,
     "crates/bridge-python/python/truebridge/_core.pyi": MODULES,
     "crates/bridge-python/python/truebridge/_formats.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/_lending.py": ALLOCATES,
     "crates/bridge-python/python/truebridge/_measure.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_onnxruntime.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/_reading.py": ALLOCATES,
     "crates/bridge-python/python/truebridge/_rooms.py": "a memory pool of PyTorch, and how PyTorch writes its dtypes",
     "crates/bridge-python/python/truebridge/autograd.py": "gradients cross between the two that have them",
     "crates/bridge-python/python/truebridge/files.py": NUMPY_IS_A_TOOL,

@@ -10,7 +10,6 @@ A thread of each agent polls as long as it lives. So the carrier destroys them w
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import secrets
@@ -18,15 +17,14 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from . import _core
 from .errors import of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     #: A kind of device, and its number.
     Place = tuple[str, int]
 
-__all__ = ["Agents", "Reader", "current", "memory_of", "nixl", "nixl_agent", "registered"]
+__all__ = ["Agents", "Reader", "enter", "memory_of", "nixl", "nixl_agent", "registered"]
 
 #: The transfers of one agent, after which it is replaced.
 _USES = 32
@@ -49,25 +47,8 @@ def nixl() -> Any:
 
 def nixl_agent(device: Place = ("cpu", 0)) -> Any:
     """Return a new agent with the backend UCX, for memory of a device."""
-    with current(device):
-        return _made(nixl())
-
-
-@contextlib.contextmanager
-def current(device: Place) -> Iterator[None]:
-    """Make the context of a GPU current in this thread."""
-    if device[0] == "cpu":
-        yield
-        return
-    import torch
-
-    with torch.cuda.device(device[1]):
-        # PyTorch makes the context no earlier than for memory.
-        torch.empty(1, device="cuda")
-        yield
-
-
-def _made(api: Any) -> Any:
+    enter(device)
+    api = nixl()
     # It logs a line at each start.
     logging.getLogger("nixl").setLevel(logging.WARNING)
     strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
@@ -85,10 +66,17 @@ def memory_of(kind: str) -> str:
     return "DRAM" if kind == "cpu" else "VRAM"
 
 
-def registered(agent: Any, device: Place, pieces: Sequence[tuple[int, int]]) -> Any:
-    """Register pieces of memory, each an address and a number of bytes."""
+def enter(device: Place) -> None:
+    """Make the context of a GPU current on this thread: NIXL and UCX look for it there."""
+    if device[0] == "cuda":
+        _core.ipc_enter(device[1])
+
+
+def registered(agent: Any, device: Place, address: int, nbytes: int) -> Any:
+    """Register a block of memory."""
+    enter(device)
     try:
-        return agent.register_memory([(*piece, device[1], "") for piece in pieces], memory_of(device[0]))
+        return agent.register_memory([(address, nbytes, device[1], "")], memory_of(device[0]))
     except Exception as error:
         raise of_kind("driver", f"NIXL cannot reach memory of {device[0]}: {error}") from error
 

@@ -7,13 +7,11 @@ it, and docs/design/hosts.md says what the two tell each other.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -37,7 +35,7 @@ __all__ = ["main"]
 #: Seconds that the carrier stays at most for pending transfers after its program has ended.
 _AFTER = 150.0
 
-#: Seconds without a transfer after which its agents, whose threads poll, and unused memory of GPUs are returned.
+#: Seconds without a transfer after which its agents, whose threads poll, are destroyed.
 _IDLE = 2.0
 
 
@@ -152,25 +150,15 @@ class Carrier:
     def rest(self) -> None:
         """Return what only transfers need."""
         self.agents.clear()
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
 
     def warm(self) -> None:
         """Import what transfers need, before the first one."""
         with contextlib.suppress(Exception):
-            import torch  # noqa: F401
-
             nixl()
-        # Descriptions of many tensors begin collections, each of which would look at all that was imported.
-        gc.freeze()
-        gc.set_threshold(100_000, 50, 100)
 
 
 def _refused(error: Exception) -> dict[str, str]:
     """Return the answer that says why something fails."""
-    if isinstance(error, ImportError) and not isinstance(error, BridgeError):
-        error = of_kind("missing", f"tensors travel to other hosts by PyTorch, too: {error}")
     if not isinstance(error, BridgeError):
         error = of_kind("framework", f"{type(error).__name__}: {error}")
     return {"is": "refused", "kind": error.kind, "text": str(error)}

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import math
 import time
 from dataclasses import dataclass, field
-from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._agents import current, memory_of, registered
+from ._agents import enter, memory_of, registered
 from ._channel import check_that_it_has_time, connect
-from ._lending import Group, place_of, views
 from .errors import BridgeError, of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
-    from ._agents import Agents, Reader
+    from ._agents import Agents, Place, Reader
     from ._channel import Channel
     from ._core import Ticket
-    from ._lending import Spec
-
-    #: A kind of device, and its number; ``None`` for that of the same number.
-    Place = tuple[str, int | None]
 
 __all__ = ["Reading"]
-
-#: The offset of a tensor in a block is a multiple of this many bytes.
-_APART = 256
 
 #: Seconds for which the result can be opened.
 _LONG = 60.0
@@ -41,13 +28,20 @@ _LONG = 60.0
 #: The kinds of errors that another host may answer with.
 _PLAUSIBLE = {"gone", "busy", "denied", "out_of_memory", "missing", "driver", "framework", "device", "dtype", "layout"}
 
-#: The kinds of errors that tell the program of its tensors: here the other host has described them.
-_OF_TENSORS = {"argument", "dtype", "framework", "layout", "not_a_tensor"}
-
 #: Memory of transfers whose end is not known: it is never freed.
 _unknown: list[Any] = []
 
 _NONSENSE = "the other end describes tensors that make no sense: use one version of truebridge in both"
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of memory of the other host, and NIXL's metadata for it."""
+
+    device: Place
+    address: int
+    nbytes: int
+    agent: bytes
 
 
 @dataclass(eq=False)
@@ -58,23 +52,27 @@ class _Transfer:
     peer: Any = None
     memory: Any = None
     handle: Any = None
+    #: What NIXL said when it began.
+    state: str = "ERR"
     is_done: bool = False
 
-    def end(self) -> bool:
-        """Wait until nothing is under way, and free what NIXL has. Return whether the end is known."""
+    def release(self) -> bool:
+        """Wait until nothing is under way, and let go of the memory. Return whether the end is known."""
         agent = self.reader.agent
         if self.handle is not None and not _has_ended(agent, self.handle):
             return False
-        for free, thing in (
-            (agent.release_xfer_handle, self.handle),
-            (agent.deregister_memory, self.memory),
-            (agent.remove_remote_agent, self.peer),
-        ):
+        for free, thing in ((agent.release_xfer_handle, self.handle), (agent.deregister_memory, self.memory)):
             if thing is not None:
                 with contextlib.suppress(Exception):
                     free(thing)
-        self.handle = None
+        self.handle = self.memory = None
         return True
+
+    def forget(self) -> None:
+        """Let go of the other process."""
+        if self.peer is not None:
+            with contextlib.suppress(Exception):
+                self.reader.agent.remove_remote_agent(self.peer)
 
 
 @dataclass(eq=False)
@@ -86,10 +84,10 @@ class Reading:
     check: Callable[[], None]
     channel: Channel | None = None
     transfers: list[_Transfer] = field(default_factory=list)
-    #: What keeps the memory that is written to.
-    kept: Any = None
+    #: The memory that is written to.
+    incoming: _core.Incoming | None = None
 
-    def run(self, ticket: Any, place: Place | None) -> Ticket:
+    def run(self, ticket: Any, place: tuple[str, int | None] | None) -> Ticket:
         """Read the tensors. Return a ticket of this host for them."""
         self.channel = connect((ticket.host, ticket.port), ticket.share, bytes.fromhex(ticket.token))
         # The work on the tensors may take long there.
@@ -106,65 +104,61 @@ class Reading:
             raise of_kind(kind, f"the process that shares refuses: {text}")
         return self.read(said, place)
 
-    def read(self, said: dict[str, Any], place: Place | None) -> Ticket:
-        """Read what an answer describes."""
-        specs, sizes, tree, groups, metadata = _described(said)
-        self.kept = tensors = _made(specs, sizes, groups, place)
-        for group, about in zip(groups, metadata, strict=True):
-            if group.tensors:
-                self._transfer(group, about, tensors)
+    def read(self, said: dict[str, Any], place: tuple[str, int | None] | None) -> Ticket:
+        """Read what an answer describes. ``place`` is where it is to arrive, if not at the same devices."""
+        tensors, tree, blocks = _described(said)
+        lengths = [(*_place_of(block.device, place), block.nbytes) for block in blocks]
+        self.incoming = incoming = _sound(lambda: _core.Incoming(tensors, lengths))
+        for block, (kind, index, address, _) in zip(blocks, incoming.blocks, strict=True):
+            if block.nbytes:
+                self._begin(block, (kind, index), address)
+        for transfer in self.transfers:
+            self._arrived(transfer)
         if self.channel is not None:
             with contextlib.suppress(BridgeError):
                 self.channel.send({"do": "done"})
-        try:
-            return _core.ipc_share(tensors, tree, _LONG, None, None)
-        except BridgeError as error:
-            if error.kind not in _OF_TENSORS:
-                raise
-            raise of_kind("protocol", f"{_NONSENSE} ({error})") from error
+        # NIXL must not know the memory any more when the program has it.
+        for transfer in self.transfers:
+            transfer.release()
+        return _sound(lambda: incoming.share(tree, _LONG))
 
     def end(self) -> None:
         """Free everything, as soon as nothing is under way: to cancel a transfer does not end its writes at once."""
         for transfer in self.transfers:
-            if not transfer.end():
+            if not transfer.release():
                 _unknown.append(self)
                 return
+            transfer.forget()
             # One that has failed may know a part of the other one.
             if transfer.is_done:
                 self.agents.give(transfer.reader)
         # The other process keeps what it lends as long as the connection is open.
         if self.channel is not None:
             self.channel.close()
-        self.kept = None
+        self.incoming = None
 
-    def _transfer(self, theirs: Group, about: bytes, tensors: list[torch.Tensor]) -> None:
-        """Read the tensors of a group, and wait for them."""
-        # All of them are received on one device.
-        place, spans = place_of(tensors[theirs.tensors[0][0]]), _spans(theirs, tensors)
+    def _begin(self, theirs: _Block, place: Place, address: int) -> None:
+        """Begin to read a block."""
         transfer = _Transfer(self.agents.take(place))
         self.transfers.append(transfer)
         agent = transfer.reader.agent
-        with current(place):
-            transfer.peer = _loaded(agent, about)
-            transfer.memory = registered(agent, place, _covers(spans))
-            try:
-                here = [(mine, nbytes, place[1]) for mine, _, nbytes in spans]
-                there = [(other, nbytes, theirs.device[1]) for _, other, nbytes in spans]
-                ends = (
-                    agent.get_xfer_descs(pieces, memory_of(kind))
-                    for pieces, kind in ((here, place[0]), (there, theirs.device[0]))
-                )
-                transfer.handle = agent.initialize_xfer("READ", *ends, transfer.peer)
-                self._arrived(agent, transfer.handle)
-                transfer.is_done = True
-            except BridgeError:
-                raise
-            except Exception as error:
-                raise of_kind("gone", f"the transfer has failed: {error}. Ask for a new ticket") from error
+        enter(place)
+        transfer.peer = _loaded(agent, theirs.agent)
+        transfer.memory = registered(agent, place, address, theirs.nbytes)
+        try:
+            ends = (
+                agent.get_xfer_descs([(start, theirs.nbytes, index)], memory_of(kind))
+                for start, (kind, index) in ((address, place), (theirs.address, theirs.device))
+            )
+            transfer.handle = agent.initialize_xfer("READ", *ends, transfer.peer)
+            transfer.state = agent.transfer(transfer.handle)
+        except Exception as error:
+            raise of_kind("gone", f"the transfer has failed: {error}. Ask for a new ticket") from error
 
-    def _arrived(self, agent: Any, handle: Any) -> None:
-        """Begin a transfer, and wait until it is done."""
-        state, pause, looked, lost = agent.transfer(handle), 0.0, time.monotonic(), None
+    def _arrived(self, transfer: _Transfer) -> None:
+        """Wait until a transfer is done."""
+        agent, state = transfer.reader.agent, transfer.state
+        pause, looked, lost = 0.0, time.monotonic(), None
         while state != "DONE":
             if state != "PROC":
                 raise of_kind("gone", "the transfer has failed: the other process has ended. Ask for a new ticket")
@@ -179,7 +173,51 @@ class Reading:
                 raise of_kind("gone", "the other process has ended while it sent the tensors. Ask for a new ticket")
             time.sleep(pause)
             pause = min(0.001, pause + 0.00002)
-            state = agent.check_xfer_state(handle)
+            try:
+                state = agent.check_xfer_state(transfer.handle)
+            except Exception as error:
+                raise of_kind("gone", f"the transfer has failed: {error}. Ask for a new ticket") from error
+        transfer.is_done = True
+
+
+def _place_of(theirs: Place, place: tuple[str, int | None] | None) -> Place:
+    """Return the device at which a block arrives."""
+    kind, index = theirs if place is None else place
+    if index is None:
+        index = theirs[1] if kind == theirs[0] else 0
+    return kind, index
+
+
+def _sound(call: Callable[[], Any]) -> Any:
+    """Make a call with what the other host has described. The program has not chosen it."""
+    try:
+        return call()
+    except (BridgeError, ValueError, OverflowError) as error:
+        if isinstance(error, BridgeError) and error.kind not in {"argument", "protocol"}:
+            raise
+        raise of_kind("protocol", f"{_NONSENSE} ({error})") from error
+
+
+def _described(said: dict[str, Any]) -> tuple[str, str | None, list[_Block]]:
+    """Read an answer: the text about the tensors, that about their tree, and their blocks."""
+    try:
+        tensors, tree, blocks = said["tensors"], said["tree"], [_block(**block) for block in said["blocks"]]
+        if set(said) != {"is", "tensors", "tree", "blocks"} or not isinstance(tensors, str):
+            raise ValueError("the tensors are a text")
+        if not isinstance(tree, (str, type(None))):
+            raise ValueError("the tree is a text")
+    except (AttributeError, TypeError, ValueError, LookupError) as error:
+        raise of_kind("protocol", _NONSENSE) from error
+    return tensors, tree, blocks
+
+
+def _block(device: list[Any], address: int, nbytes: int, agent: str) -> _Block:
+    kind, index = device
+    if kind not in {"cpu", "cuda"} or not 0 <= int(index) < 1 << 16:
+        raise ValueError(f"{kind} {index} is not a device")
+    if not 0 <= int(address) <= int(address) + int(nbytes) < 1 << 63 or int(nbytes) < 0:
+        raise ValueError("a block is out of range")
+    return _Block((kind, int(index)), int(address), int(nbytes), base64.b64decode(agent, validate=True))
 
 
 def _loaded(agent: Any, about: bytes) -> Any:
@@ -206,161 +244,3 @@ def _has_ended(agent: Any, handle: Any) -> bool:
             return type(error).__name__ in {"nixlRemoteDisconnectError", "nixlNotPostedError"}
         time.sleep(pause)
         pause = min(0.1, pause * 2)
-
-
-def _described(said: dict[str, Any]) -> tuple[list[Spec], list[int], str | None, list[Group], list[bytes]]:
-    """Read an answer: the tensors, their bytes, the tree, the groups, and NIXL's metadata of each.
-
-    Check that each tensor is there once, in a piece that has its bytes.
-    """
-    try:
-        specs, items = [(name, [int(length) for length in shape]) for name, shape in said["tensors"]], {}
-        for name in {name for name, _ in specs}:
-            items[name] = _itemsize(name)
-        sizes = [items[name] * math.prod(shape) for name, shape in specs]
-        if any(not 0 <= length < 1 << 63 for _, shape in specs for length in shape):
-            raise ValueError("a length is out of range")
-        tree, groups, metadata = said["tree"], [], []
-        if not isinstance(tree, (str, type(None))):
-            raise ValueError("the tree is a text")
-        missing = {number for number, nbytes in enumerate(sizes) if nbytes}
-        for group in said["groups"]:
-            metadata.append(base64.b64decode(group["agent"], validate=True))
-            (kind, index), pieces = group["device"], [(int(start), int(nbytes)) for start, nbytes in group["pieces"]]
-            if kind not in {"cpu", "cuda"} or not 0 <= int(index) < 1 << 16:
-                raise ValueError(f"{kind} {index} is not a device")
-            if not all(0 <= start < start + nbytes < 1 << 63 for start, nbytes in pieces):
-                raise ValueError("a piece of memory is out of range")
-            tensors = [(int(number), int(piece), int(offset)) for number, piece, offset in group["tensors"]]
-            for number, piece, offset in tensors:
-                missing.remove(number)
-                if piece < 0 or not 0 <= offset <= offset + sizes[number] <= pieces[piece][1]:
-                    raise ValueError(f"tensor {number} is not in its piece")
-            groups.append(Group((kind, int(index)), pieces, tensors))
-        if missing or not specs or set(said) != {"is", "tensors", "tree", "groups"}:
-            raise ValueError(f"tensors {missing} are missing")
-    except (AttributeError, TypeError, ValueError, LookupError, OverflowError) as error:
-        raise of_kind("protocol", _NONSENSE) from error
-    return specs, sizes, tree, groups, metadata
-
-
-def _itemsize(name: str) -> int:
-    import torch
-
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} is not a dtype")
-    return int(dtype.itemsize)
-
-
-def _devices(specs: list[Spec], groups: list[Group], place: Place | None) -> dict[str, list[int]]:
-    """Return the numbers of the tensors to receive on each device. Tensors without elements follow the first."""
-    import torch
-
-    found: dict[str, list[int]] = {}
-    left = set(range(len(specs)))
-    for group in groups:
-        kind, index = group.device if place is None else place
-        if index is None:
-            index = group.device[1] if group.device[0] == kind else 0
-        numbers = [number for number, _, _ in group.tensors]
-        left.difference_update(numbers)
-        if kind == "cuda" and index >= torch.cuda.device_count():
-            text = f"the tensors would arrive on GPU {index}, and this host has {torch.cuda.device_count()} GPUs"
-            raise of_kind("device", f"{text}: pass device='cpu', or one that there is")
-        found.setdefault("cpu" if kind == "cpu" else f"cuda:{index}", []).extend(numbers)
-    if left:
-        found.setdefault(next(iter(found), "cpu"), []).extend(sorted(left))
-    return found
-
-
-def _made(specs: list[Spec], sizes: list[int], groups: list[Group], place: Place | None) -> list[torch.Tensor]:
-    """Return tensors of these shapes, in memory that nothing uses."""
-    import torch
-
-    found: dict[int, torch.Tensor] = {}
-    try:
-        for device, numbers in _devices(specs, groups, place).items():
-            stream = contextlib.nullcontext() if device == "cpu" else torch.cuda.stream(_stream(device))
-            with stream:
-                made = _empty(device, [specs[number] for number in numbers], [sizes[number] for number in numbers])
-            found.update(zip(numbers, made, strict=True))
-    except BridgeError:
-        raise
-    except (MemoryError, RuntimeError) as error:
-        raise of_kind(
-            "out_of_memory", f"the memory does not suffice for what the other host shares: {error}"
-        ) from error
-    return [found[number] for number in range(len(specs))]
-
-
-def _stream(device: str) -> Any:
-    """Return the stream in which memory is received: no other work runs in it, for which it would be waited."""
-    import torch
-
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
-
-
-_streams: dict[str, Any] = {}
-
-
-def _empty(device: str, specs: list[Spec], sizes: list[int]) -> list[torch.Tensor]:
-    """Return tensors in a block of memory that no work uses."""
-    import torch
-
-    offsets, total = [], 0
-    for nbytes in sizes:
-        offsets.append(total)
-        total += -(-nbytes // _APART) * _APART
-    if device == "cpu" and total > (available := _available()):
-        raise of_kind("out_of_memory", f"{total:,} bytes arrive, and this host has {available:,} left")
-    block = torch.empty(max(total, _APART), dtype=torch.uint8, device=device)
-    if device != "cpu":
-        # The allocator returns memory that earlier work of this stream may still use.
-        torch.cuda.current_stream(block.device).synchronize()
-    return views(block, specs, offsets)
-
-
-def _available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 1 << 62
-
-
-def _spans(theirs: Group, tensors: list[torch.Tensor]) -> list[tuple[int, int, int]]:
-    """Return what to read: an own address, the other one, and a number of bytes.
-
-    Neighbours that lie at the same distance at both ends are one span: what is between them is nothing of either end.
-    """
-    starts = sorted(tensor.data_ptr() for tensor in tensors if tensor.nbytes)
-    following = dict(zip(starts, starts[1:], strict=False))
-    spans: list[tuple[int, int, int]] = []
-    # The piece of the tensor before, and its own address.
-    last = (-1, -1)
-    for number, piece, offset in sorted(theirs.tensors, key=itemgetter(1, 2)):
-        tensor = tensors[number]
-        mine, other, nbytes = tensor.data_ptr(), theirs.pieces[piece][0] + offset, tensor.nbytes
-        joins = last[0] == piece and following.get(last[1]) == mine
-        last = piece, mine
-        if joins:
-            before, there, length = spans[-1]
-            if mine - before == other - there and mine - before - length < _APART:
-                spans[-1] = before, there, mine - before + nbytes
-                continue
-        spans.append((mine, other, nbytes))
-    return spans
-
-
-def _covers(spans: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Return the memory of spans, as few pieces."""
-    found: list[tuple[int, int]] = []
-    for start, _, nbytes in sorted(spans):
-        if found and start - sum(found[-1]) < _APART:
-            first, _ = found[-1]
-            found[-1] = first, max(sum(found[-1]), start + nbytes) - first
-        else:
-            found.append((start, nbytes))
-    return found

@@ -1,0 +1,252 @@
+//! Tensors on their way to another host, in one block of memory for each device.
+//!
+//! A carrier, the process that moves them, packs them as [`Outgoing`]. At the other host a carrier makes the same blocks
+//! as [`Incoming`], fills them byte by byte, and shares the tensors there. It knows the tensors as a text alone.
+
+use crate::device::{self, Role};
+use crate::exporter::Exporter;
+use crate::importer::Opened;
+use crate::line::broken;
+use crate::parcel::{MAX_TENSORS, Parcel, Part, described, has_run, lending_of};
+use crate::rooms::{Spec, rooms};
+use crate::tensor::{Arena, Ipc, IpcTensor};
+use crate::ticket::Ticket;
+use crate::wire::{Described, MAX_FILES};
+use bridge_core::{
+    Adapter, COPY_ALIGNMENT, DType, Device, Error, ErrorKind, Layout, Ordering, Pair, Result, Stream, copy_all,
+};
+use serde::{Deserialize, Serialize};
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Memory on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// The device that it is on.
+    pub device: Device,
+    /// Its first address.
+    pub address: usize,
+    /// Its length in bytes.
+    pub nbytes: usize,
+}
+
+impl Block {
+    fn new(device: Device, bytes: &Range<usize>) -> Self {
+        Self { device, address: bytes.start, nbytes: bytes.len() }
+    }
+}
+
+/// A compact tensor: its dtype, its shape, the number of its block, and its offset there in bytes.
+#[derive(Serialize, Deserialize)]
+struct Item(DType, Vec<i64>, usize, usize);
+
+/// The tensors of a ticket, in blocks that another host can read.
+pub struct Outgoing {
+    blocks: Vec<Block>,
+    tensors: String,
+    tree: Option<String>,
+    /// What keeps the blocks.
+    _owners: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+bridge_core::debug_fields!(impl[] Outgoing: blocks);
+
+impl Outgoing {
+    /// Packs opened tensors, and waits until the work on them has run.
+    ///
+    /// Tensors of a device are copied by one call of [`copy_all`] into memory of this process: no other memory can be
+    /// registered with every transport. Tensors of the host stay where they are if they lie side by side.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`copy_all`], [`ErrorKind::OutOfMemory`], and those of the program
+    /// ([`while_waiting`](crate::while_waiting)).
+    pub fn of(opened: Opened, ordering: &Arc<dyn Ordering>) -> Result<Self> {
+        let Opened { tensors, tree } = opened;
+        let mut items: Vec<Option<Item>> = tensors.iter().map(|_| None).collect();
+        let (mut blocks, mut owners): (Vec<Block>, Vec<Box<dyn Any + Send + Sync>>) = Default::default();
+        if let Some(bytes) = side_by_side(&tensors) {
+            for (item, tensor) in items.iter_mut().zip(&tensors).filter(|(_, tensor)| is_on_host(tensor)) {
+                let offset = if tensor.layout().numel() == 0 { 0 } else { tensor.data() - bytes.start };
+                *item = Some(Item(tensor.dtype(), tensor.layout().shape().to_vec(), 0, offset));
+            }
+            blocks.push(Block::new(Device::CPU, &bytes));
+        }
+        let packed: Vec<usize> = (0..items.len()).filter(|index| items[*index].is_none()).collect();
+        let spec = |index: &usize| {
+            let tensor = &tensors[*index];
+            (tensor.dtype(), tensor.layout().shape().to_vec(), tensor.device())
+        };
+        let specs: Vec<Spec> = packed.iter().map(spec).collect();
+        let (mut pairs, mut streams) = (Vec::with_capacity(packed.len()), Vec::new());
+        for (arena, placed) in rooms(&specs, false)? {
+            let (number, start) = (blocks.len(), arena.bytes().start);
+            for (at, target) in placed {
+                let Described { dtype, shape, offset, .. } = described(&target, number, start);
+                items[packed[at]] = Some(Item(dtype, shape, number, offset));
+                pairs.push((&tensors[packed[at]], target));
+            }
+            streams.extend(lending(&arena)?);
+            blocks.push(Block::new(arena.device(), &arena.bytes()));
+            owners.push(Box::new(arena));
+        }
+        copy(&pairs, ordering)?;
+        has_run(&streams)?;
+        drop(pairs);
+        let tensors_as_text = serde_json::to_string(&items.into_iter().flatten().collect::<Vec<_>>());
+        let text = tensors_as_text.map_err(|error| {
+            Error::new(ErrorKind::Framework, "the tensors cannot be described: please report this").caused_by(error)
+        })?;
+        // What was copied is returned to the process that shares it.
+        if packed.len() < tensors.len() {
+            owners.push(Box::new(tensors));
+        }
+        Ok(Self { blocks, tensors: text, tree, _owners: owners })
+    }
+
+    /// Returns the blocks.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Returns what [`Incoming::new`] reads at the other host.
+    pub fn tensors(&self) -> &str {
+        &self.tensors
+    }
+
+    /// Returns the text about the tree of the tensors.
+    pub fn tree(&self) -> Option<&str> {
+        self.tree.as_deref()
+    }
+}
+
+fn is_on_host(tensor: &IpcTensor) -> bool {
+    !device::in_streams(tensor.device())
+}
+
+/// Returns the addresses of the tensors of the host, if they are compact and little else lies between them.
+///
+/// Memory of the host is shared as a copy: between the tensors is nothing of the program's.
+fn side_by_side(tensors: &[IpcTensor]) -> Option<Range<usize>> {
+    let (mut hull, mut sum): (Option<Range<usize>>, usize) = (None, 0);
+    for tensor in tensors.iter().filter(|tensor| is_on_host(tensor) && tensor.layout().numel() > 0) {
+        let (data, nbytes) = (tensor.data(), tensor.layout().nbytes());
+        if !tensor.layout().is_compact() {
+            return None;
+        }
+        let known = hull.unwrap_or(data..data);
+        hull = Some(known.start.min(data)..known.end.max(data + nbytes));
+        sum = sum.saturating_add(nbytes);
+    }
+    hull.filter(|hull| hull.len() <= sum.saturating_mul(2).saturating_add(COPY_ALIGNMENT * tensors.len()))
+}
+
+/// Returns the stream in which memory of a device is lent.
+fn lending(arena: &Arena) -> Result<Option<(Device, Stream)>> {
+    let device = arena.device();
+    if device::in_streams(device) { Ok(Some((device, device::stream(device, Role::Lends)?))) } else { Ok(None) }
+}
+
+fn copy(pairs: &[(&IpcTensor, IpcTensor)], ordering: &Arc<dyn Ordering>) -> Result<()> {
+    // SAFETY: the targets are known here alone. The process that shares the sources answers for the order of its writes.
+    let ipc = unsafe { Ipc::of_opened() };
+    let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
+    let pair = |(tensor, out)| Pair { from: adapter, tensor, to: adapter, out, dtype: None };
+    let pairs: Vec<_> = pairs.iter().map(|(tensor, out)| pair((*tensor, out))).collect();
+    copy_all(&pairs, ordering).map(drop).map_err(|misfit| misfit.error)
+}
+
+/// Blocks of memory that are filled from another host, and the tensors in them.
+pub struct Incoming {
+    arenas: Vec<Arc<Arena>>,
+    tensors: Vec<Described>,
+    nbytes: usize,
+}
+
+bridge_core::debug_fields!(impl[] Incoming: nbytes);
+
+impl Incoming {
+    /// Makes memory for the tensors of another host, which describes them with [`Outgoing::tensors`]: for each of its
+    /// blocks one of the same length, on a device of this host.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Protocol`]: the text does not describe tensors in these blocks. [`ErrorKind::OutOfMemory`].
+    /// [`ErrorKind::Device`], and those of the driver: this process does not have the device.
+    pub fn new(tensors: &str, blocks: &[(Device, usize)]) -> Result<Self> {
+        let items: Vec<Item> = serde_json::from_str(tensors).map_err(|error| nonsense().caused_by(error))?;
+        if !(1..=MAX_TENSORS).contains(&items.len()) || blocks.len() > MAX_FILES {
+            return Err(nonsense());
+        }
+        let mut total = 0usize;
+        let found = items.into_iter().map(|Item(dtype, shape, segment, offset)| {
+            let layout = Layout::new(dtype, &shape, None, 0).map_err(|error| nonsense().caused_by(error))?;
+            let room = blocks.get(segment).map_or(0, |(_, nbytes)| *nbytes);
+            let (end, offset) = match layout.numel() {
+                0 => (blocks.get(segment).map(|_| 0), 0),
+                _ => (offset.checked_add(layout.nbytes()), offset),
+            };
+            if end.is_none_or(|end| end > room) {
+                return Err(nonsense());
+            }
+            total = total.saturating_add(layout.nbytes());
+            Ok(Described { segment, offset, dtype, strides: layout.strides().to_vec(), shape })
+        });
+        let tensors = found.collect::<Result<_>>()?;
+        let arena = |(device, nbytes): &(Device, usize)| {
+            if *device != Device::CPU && !device::in_streams(*device) {
+                return Err(elsewhere(*device));
+            }
+            let made = Arena::new(*device, (*nbytes).max(1), false).map(Arc::new);
+            made.map_err(|error| match error.kind() {
+                ErrorKind::Device => elsewhere(*device).caused_by(error),
+                _ => error,
+            })
+        };
+        Ok(Self { arenas: blocks.iter().map(arena).collect::<Result<_>>()?, tensors, nbytes: total })
+    }
+
+    /// Returns the blocks to fill.
+    pub fn blocks(&self) -> Vec<Block> {
+        self.arenas.iter().map(|arena| Block::new(arena.device(), &arena.bytes())).collect()
+    }
+
+    /// Shares the tensors, for a ticket of this host that expires after `time`. Nothing may write to the blocks any
+    /// more. `tree` is text for the process that opens it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Parcel::share`].
+    pub fn share(self, exporter: &Exporter, time: Duration, tree: Option<String>) -> Result<Ticket> {
+        let mut parcel = Parcel::empty(None, false);
+        for arena in self.arenas {
+            let part = match lending(&arena)? {
+                Some(stream) => {
+                    let lending = lending_of(&arena)?;
+                    parcel.streams.push(stream);
+                    parcel.owners.push(Box::new((Arc::clone(&lending.named), Arc::clone(&arena))));
+                    Part::Filled(lending, arena)
+                }
+                None => {
+                    parcel.bytes = parcel.bytes.saturating_add(arena.bytes().len());
+                    Part::Fresh(arena)
+                }
+            };
+            parcel.segments.push(part);
+        }
+        (parcel.tensors, parcel.nbytes) = (self.tensors, self.nbytes);
+        parcel.about = "a tensor of another host".into();
+        parcel.share(exporter, time, tree)
+    }
+}
+
+fn nonsense() -> Error {
+    broken("it describes tensors that make no sense")
+}
+
+fn elsewhere(device: Device) -> Error {
+    let text = format!("the tensors would arrive on {device}: pass device=\"cpu\", or a device of this host");
+    Error::new(ErrorKind::Device, text)
+}
