@@ -42,8 +42,9 @@ def main() -> None:
     while True:
         version = subscription.refresh()
         serve()
+        # The answer of a batch: without it launches would queue up, and a version be served behind all of them.
+        low, high = extremes.tolist()
         if version is not None:
-            low, high = extremes.tolist()
             memory = (torch.cuda.mem_get_info()[0] >> 20) if on_gpu else 0
             files = len(os.listdir("/proc/self/fd"))
             print(f"{'whole' if low == high else 'torn'} {int(high)} {files} {memory}", flush=True)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import truebridge as tb
@@ -30,7 +31,9 @@ class Program:
 
     def __init__(self, name: str, *arguments: object) -> None:
         """Start it."""
-        self.name, self.arguments, self.lines = name, arguments, list[list[str]]()
+        self.name, self.arguments = name, arguments
+        #: The first and the last line that begins with each word, and how many there were.
+        self.first, self.last, self.count = dict[str, list[str]](), dict[str, list[str]](), Counter[str]()
         self.process = self._start()
 
     def _start(self, *more: str) -> subprocess.Popen[str]:
@@ -44,7 +47,10 @@ class Program:
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self.lines.append(line.split())
+            words = line.split()
+            self.first.setdefault(words[0], words)
+            self.last[words[0]] = words
+            self.count[words[0]] += 1
 
     def kill(self, *more: str) -> None:
         """Kill it, and start it again."""
@@ -56,20 +62,20 @@ class Program:
         self.process.kill()
         self.process.wait()
 
-    def last(self, word: str, index: int) -> int:
-        """Return a number of the last line that begins with a word; 0 without one."""
-        return next((int(line[index]) for line in reversed(self.lines) if line[0] == word), 0)
+    def number(self, word: str) -> int:
+        """Return the number in the last line that begins with a word; 0 without one."""
+        return int(self.last[word][1]) if word in self.last else 0
 
-    def wait(self, number: int, last: tuple[str, int], patience: float = 120) -> None:
-        """Wait until a line has at least this number."""
+    def wait(self, word: str, number: int, patience: float = 120) -> None:
+        """Wait until a line that begins with a word has at least this number."""
         until = time.monotonic() + patience
-        while self.last(*last) < number:
+        while self.number(word) < number:
             if self.process.poll() is not None:
                 raise SystemExit(f"the {self.name} has stopped")
-            if self.last("torn", 1):
+            if self.count["torn"]:
                 raise SystemExit("torn: the engine has served parts of several versions")
             if time.monotonic() > until:
-                raise SystemExit(f"the {self.name} is at {self.last(*last)}, not at {number}")
+                raise SystemExit(f"the {self.name} is at {self.number(word)}, not at {number}")
             time.sleep(0.001)
 
 
@@ -92,19 +98,21 @@ def main() -> None:
         try:
             for kill in range(options.kills):
                 # Both are up, and the engine has served what the trainer has made meanwhile.
-                engine.wait(engine.last("whole", 1) + between, ("whole", 1))
-                print(f"kill {kill + 1}, at version {engine.last('whole', 1)}", flush=True)
+                engine.wait("whole", engine.number("whole") + between)
+                print(f"kill {kill + 1}, at version {engine.number('whole')}", flush=True)
                 if draw.random() < 0.5:
                     engine.kill()
                 else:
-                    trainer.kill("--first", str(trainer.last("step", 1)))
-            engine.wait(engine.last("whole", 1) + between, ("whole", 1))
-            seen = [line for line in engine.lines if line[0] in ("whole", "torn")]
+                    trainer.kill("--first", str(trainer.number("step")))
+            engine.wait("whole", engine.number("whole") + between)
             took = time.monotonic() - start
-            print(f"{trainer.last('step', 1)} updates by {options.trainer}, {options.kills} kills, {took:.0f} s")
-            print(f"versions served: {len(seen)}, torn: 0")
+            print(f"{trainer.number('step')} updates by {options.trainer}, {options.kills} kills, {took:.0f} s")
+            print(f"versions served: {engine.count['whole']}, torn: {engine.count['torn']}")
+            first, last = engine.first["whole"], engine.last["whole"]
             for index, what in ((2, "descriptors of the engine"), (3, "MiB free on the GPU")):
-                print(f"{what}: {seen[0][index]} at the first version, {seen[-1][index]} at the last")
+                print(f"{what}: {first[index]} at the first version, {last[index]} at the last")
+            if engine.count["torn"]:
+                raise SystemExit("torn: the engine has served parts of several versions")
         finally:
             engine.end()
             trainer.end()

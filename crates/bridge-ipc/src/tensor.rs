@@ -1,6 +1,6 @@
 //! The tensor: elements in memory that processes share, and the adapters for it.
 
-use crate::device::{self, DeviceMemory, Role};
+use crate::device::{self, DeviceMemory, Expected, Role};
 use crate::memory::{self, Mapping};
 use bridge_core::{
     Access, Adapter, Allocation, COPY_ALIGNMENT, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease,
@@ -77,6 +77,11 @@ impl IpcTensor {
     pub fn check(&self) -> Result<()> {
         self.owner.check()
     }
+
+    /// Returns what keeps the memory of its share mapped.
+    pub(crate) fn expected(&self) -> Vec<Expected> {
+        self.owner.expected()
+    }
 }
 
 /// The owner of the memory of a tensor.
@@ -84,6 +89,11 @@ pub(crate) trait Keeps: Send + Sync {
     /// Returns an error if the memory is no longer shared.
     fn check(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Returns what keeps its memory mapped.
+    fn expected(&self) -> Vec<Expected> {
+        Vec::new()
     }
 }
 

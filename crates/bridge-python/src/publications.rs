@@ -6,7 +6,7 @@ use crate::names::Client;
 use crate::processes::{number, seconds};
 use crate::{cross, options, trace};
 use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Result, Stream};
-use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, process};
+use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, StaysMapped, process};
 use bridge_pyo3::{PyAdapter, PyTensor};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -181,6 +181,23 @@ struct State {
     version: u64,
     /// The last tree with another text than that of `out`, and the tensor of it for each of `out`.
     seen: Option<(Option<String>, Vec<usize>)>,
+    /// How many versions were copied.
+    count: u64,
+    /// The memory of the last ones, and when it was copied last: later versions come in the same slots.
+    mapped: Vec<(u64, StaysMapped)>,
+}
+
+/// A slot stays mapped for so many versions. One that none of them has used may have been freed.
+const MAPPED: u64 = 4;
+
+impl State {
+    /// Keeps the memory of a version mapped.
+    fn keep(&mut self, version: StaysMapped) {
+        self.count += 1;
+        let count = self.count;
+        self.mapped.retain(|(last, known)| last + MAPPED > count && !known.is(&version));
+        self.mapped.push((count, version));
+    }
 }
 
 #[pymethods]
@@ -221,8 +238,11 @@ impl Subscription {
     fn refresh(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         let refresh = |call: Option<&trace::Call>| {
             let Some((version, opened)) = py.detach(|| self.newest())? else { return Ok(None) };
+            let mapped = opened.stay_mapped();
             self.copy(py, call, opened)?;
-            locked(&self.state).version = version;
+            let mut state = locked(&self.state);
+            state.version = version;
+            state.keep(mapped);
             Ok(Some(version))
         };
         trace::call("copy", "", refresh).map_err(|error| into_python(py, error))
@@ -248,7 +268,11 @@ impl Subscription {
         let client = self.client.upgrade().ok_or_else(closed)?;
         let mut missed = None;
         loop {
-            let Some((version, ticket)) = client.newest(&self.name)? else { return Ok(None) };
+            let Some((version, ticket)) = client.newest(&self.name)? else {
+                // The trainer has ended.
+                locked(&self.state).mapped.clear();
+                return Ok(None);
+            };
             if version == locked(&self.state).version || missed == Some(version) {
                 return Ok(None);
             }

@@ -27,6 +27,8 @@ struct Inside {
     opened: Option<(Name, Device, Opened)>,
     /// Mappings, and those that end after the work on them.
     uses: usize,
+    /// Who will use it again. They keep it open only where the driver does not need it closed.
+    expected: usize,
 }
 
 /// How long a ticket may wait for the end of work on memory that its owner has freed, and the time between two checks.
@@ -89,9 +91,23 @@ impl Slot {
         inside.uses == 0
     }
 
-    /// Closes the memory, unless it is in use.
+    /// Closes the memory, unless it is in use or will be used again.
     pub(super) fn end(&self, close: impl Fn(Device, Opened)) {
-        locked(&self.0).end(close);
+        let mut inside = locked(&self.0);
+        if inside.expected == 0 {
+            inside.end(close);
+        }
+    }
+
+    /// Says that the memory will be used again, or with `false` that it will not. Returns whether nothing needs it then.
+    pub(super) fn expect(&self, again: bool) -> bool {
+        let mut inside = locked(&self.0);
+        if again {
+            inside.expected += 1;
+        } else {
+            inside.expected -= 1;
+        }
+        inside.expected == 0 && inside.uses == 0
     }
 
     pub(super) fn is_ordered(&self) -> bool {
@@ -204,6 +220,19 @@ mod tests {
         let ends = leave_soon(enter(&slots, 1).0.unwrap().0);
         assert_eq!(enter(&slots, 2).1, ["close 1", "open 2"]);
         assert!(ends.join().unwrap());
+    }
+
+    #[test]
+    fn memory_that_will_be_used_again_stays_open_until_the_driver_needs_it_closed() {
+        let slots = Slots::new();
+        let (slot, _) = enter(&slots, 1).0.unwrap();
+        assert!(!slot.expect(true) && slot.leave());
+        assert!(!end(&slot), "it is expected");
+        assert!(enter(&slots, 1).1.is_empty());
+        assert!(!slot.expect(false), "it is in use");
+        assert!(!slot.expect(true) && slot.leave());
+        assert_eq!(enter(&slots, 2).1, ["close 1", "open 2"], "its owner has freed it");
+        assert!(slot.leave() && slot.expect(false) && end(&slot));
     }
 
     #[test]
