@@ -20,6 +20,7 @@ BENCHES = (
     "hosts",
     "keeper",
     "moves",
+    "pages",
     "pieces",
     "processes",
     "sessions",

@@ -11,20 +11,18 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import frameworks
+import pictures
+from results import DOCS, RESULTS, ROOT, about, link, micro, one, report
 
-ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "conformance/python"))
 
 from truebridge_conformance.scoreboard.page import body  # noqa: E402
 from truebridge_conformance.scoreboard.report import Report  # noqa: E402
 
-DOCS = ROOT / "docs"
-RESULTS = DOCS / "results"
 #: A table with its marks: the first mark, its name and arguments, and what stands before the second mark.
 MARKED = re.compile(r"(<!-- table: ([\w ]+?) -->\n)(.*?)(?=<!-- /table -->)", re.S)
 
@@ -48,12 +46,6 @@ OLDER = {"tensorflow2": "tensorflow"}
 MIB = 64
 
 
-@cache
-def report(name: str) -> Any:
-    """Return a report, ``FOLDER/FILE`` without the suffix."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
 def filled(page: Path) -> str:
     """Return the text of a page with every table as the reports have it."""
     text = page.read_text()
@@ -69,14 +61,17 @@ def filled(page: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the tables of all pages, or with ``--check`` print the pages that would change."""
-    stale = [(page, text) for page in sorted(DOCS.rglob("*.md")) if (text := filled(page)) != page.read_text()]
+    """Write the tables of all pages and the pictures, or with ``--check`` print the files that would change."""
+    made = {page: filled(page) for page in sorted(DOCS.rglob("*.md"))}
+    made |= {DOCS / pictures.FOLDER / f"{area}.svg": pictures.drawn(area) for area in pictures.AREAS}
+    stale = [(page, text) for page, text in made.items() if not page.exists() or text != page.read_text()]
     for page, text in stale:
         print(page.relative_to(ROOT))
         if arguments != ["--check"]:
+            page.parent.mkdir(exist_ok=True)
             page.write_text(text)
     if stale and arguments == ["--check"]:
-        print("the tables of these pages are stale: run `cargo xtask tables`")
+        print("these tables and pictures are stale: run `cargo xtask tables`")
         return 1
     return 0
 
@@ -88,29 +83,6 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]], align: str = "l
     every = [head, line, *(list(row) for row in rows)]
     assert {len(row) for row in every} == {len(head)}, f"a row of {head} has another number of columns"
     return "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in every)
-
-
-def about(name: str) -> str:
-    """Return where and when a report was made."""
-    host = report(name)["host"]
-    gpu = ", ".join(sorted(set(host["gpus"]))) or host["cpu"]
-    return f"{gpu}, {host['date'][:10]}"
-
-
-def link(links: str, name: str) -> str:
-    """Return a link to the text of a report."""
-    return f"[{name.rpartition('/')[2]}]({links}/{name}.md)"
-
-
-def micro(nanoseconds: float) -> str:
-    """Return a time in microseconds."""
-    return f"{nanoseconds / 1000:,.1f}"
-
-
-def one(rows: Iterable[dict[str, Any]], **wanted: object) -> dict[str, Any]:
-    """Return the one row that has these values."""
-    (found,) = (row for row in rows if all(row[key] == value for key, value in wanted.items()))
-    return found
 
 
 def sources(links: str, *names: str) -> str:
@@ -427,6 +399,7 @@ TABLES: dict[str, Callable[..., str]] = {
         moves,
         processes,
         peers,
+        pictures.picture,
         dtypes,
         pairs,
         runs,

@@ -141,7 +141,7 @@ enum Task {
         #[arg(long, requires = "look")]
         pictures: Option<PathBuf>,
     },
-    /// Write the tables of the documentation from the reports in docs/results.
+    /// Write the tables and pictures of the documentation from the reports in docs/results.
     Tables {
         /// Compare with what is checked in, and change nothing.
         #[arg(long)]

@@ -4,6 +4,7 @@ use bridge_core::{
     Adapter, Cast, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Keep,
     Lent, Offer, Order, Ordering, Piece, Planned, Profile, Result, Stream, Strided,
 };
+use std::ops::Range;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -195,5 +196,11 @@ unsafe impl Copies for FailingOrdering {
     ) -> Result<Box<dyn DeviceBuffer>> {
         self.countdown.call("an allocation for a copy")?;
         self.inside()?.allocate(device, nbytes, stream, keep)
+    }
+
+    fn prepare(&self, fresh: Range<usize>) {
+        if let Ok(inside) = self.inside() {
+            inside.prepare(fresh);
+        }
     }
 }

@@ -22,6 +22,9 @@ use bridge_core::{
     Cast, Copies, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed, Keep, Piece, Planned, Result,
     Stream, Strided, overlap, repeats,
 };
+use moves::prefer_huge_pages;
+use std::ops::Range;
+use std::ptr;
 
 /// Copies with the kernels of this crate.
 ///
@@ -95,6 +98,10 @@ unsafe impl Copies for Copier {
         keep: Option<Keep>,
     ) -> Result<Box<dyn DeviceBuffer>> {
         moves::allocate(device, nbytes, stream, keep)
+    }
+
+    fn prepare(&self, fresh: Range<usize>) {
+        prefer_huge_pages(ptr::with_exposed_provenance_mut(fresh.start), fresh.len());
     }
 }
 

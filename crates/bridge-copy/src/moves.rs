@@ -30,6 +30,7 @@ use packed::{Load, OnHost, Packed, Wired, loads};
 use pieces::{Bytes, CUTS, Host};
 use staging::Pool;
 use std::slice;
+pub(crate) use stores::prefer_huge_pages;
 pub use tick::{Tick, ticking};
 
 static POOL: Pool = Pool::new(&CUTS);

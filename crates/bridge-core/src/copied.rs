@@ -2,7 +2,7 @@
 
 use crate::conversion::{Conversion, Streams};
 use crate::fill::{fill, pending};
-use crate::fresh::fresh_beside;
+use crate::fresh::{fresh_beside, prepare};
 use crate::overlap::share_bytes;
 use crate::plan::{loses_read_only, moves_to, needed};
 use crate::{
@@ -137,6 +137,7 @@ impl<F, T> Conversion<'_, F, T> {
         }
         match self.fresh_of(side, lent.device(), &lent)? {
             Some((fresh, target)) if !share_bytes(&target, &lent) => {
+                prepare(&target, self.ordering);
                 let filled = fill(lent, &target, side.consumer(), self.ordering, self.batch)?;
                 Ok(filled.map(|ordered| (fresh, target, ordered)))
             }

@@ -1,6 +1,7 @@
 //! Copies of strided tensors, as a trait. `bridge-copy` implements it.
 
 use crate::{Cast, Device, DeviceBuffer, Error, ErrorKind, Failed, Keep, Layout, Result, Stream};
+use std::ops::Range;
 
 /// One side of a copy: the elements of a view, by the address of the first.
 #[derive(Debug, Clone, Copy)]
@@ -140,6 +141,13 @@ pub unsafe trait Copies: Send + Sync {
         let _ = (stream, keep);
         let text = format!("no memory of {nbytes} bytes on {device}: copy the tensor there with its own framework");
         Err(Error::new(ErrorKind::CopyNeeded, text))
+    }
+
+    /// Prepares host memory at these addresses for its first write. It was allocated for a copy on the host, which
+    /// fills all of it next; memory of the caller's is never passed. A hint, which changes no byte. The default does
+    /// nothing.
+    fn prepare(&self, fresh: Range<usize>) {
+        let _ = fresh;
     }
 }
 

@@ -40,6 +40,15 @@ pub(crate) fn is_as_asked(target: &Lent, device: Device, (dtype, shape): (DType,
     writable && same && target.layout().follows(order)
 }
 
+/// Tells the ordering's copies, if it has any, that a copy is about to fill a fresh target for the first time.
+pub(crate) fn prepare(target: &Lent, ordering: &Arc<dyn Ordering>) {
+    if target.device().kind == DeviceKind::CPU
+        && let Some(copies) = ordering.copies()
+    {
+        copies.prepare(target.data()..target.data() + target.layout().nbytes());
+    }
+}
+
 /// Returns fresh memory on `device` for a consumer whose own cannot be written from outside: of core on the host, and
 /// of the ordering's [`Copies`](crate::Copies) on a device. It is compact in this order.
 ///

@@ -1,6 +1,7 @@
 //! Copies of host memory where no framework copies it.
 
 use crate::fill::{Filled, fill, flips, order_after};
+use crate::fresh::prepare;
 use crate::host::empty;
 use crate::{Consumer, DeviceKind, Layout, Lease, Lent, Order, Ordering, Result, Views};
 use std::ptr;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 pub(crate) fn compact(lent: Lent, order: Order, alignment: usize, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
     debug_assert!(lent.device().kind == DeviceKind::CPU && lent.pending().is_none());
     let target = empty(lent.dtype(), lent.layout().shape(), order, alignment)?;
+    prepare(&target, ordering);
     if let Err(lent) = fill(lent, &target, Arc::new(Views::default()), ordering, None)? {
         copy_by_loop(&lent, &target, 0);
     }

@@ -6,6 +6,7 @@ use bridge_core::{
     Cast, Copies, Device, DeviceBuffer, DeviceKind, Failed, Keep, Ordering, Piece, Planned, Result, Stream, Strided,
 };
 use pyo3::prelude::*;
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 /// Returns the ordering of the process, whose copies release the GIL where they take long.
@@ -101,5 +102,9 @@ unsafe impl Copies for Releasing {
         keep: Option<Keep>,
     ) -> Result<Box<dyn DeviceBuffer>> {
         Copier.allocate(device, nbytes, stream, keep)
+    }
+
+    fn prepare(&self, fresh: Range<usize>) {
+        Copier.prepare(fresh);
     }
 }

@@ -103,6 +103,7 @@ REASONS: dict[str, str] = {
     "crates/bridge/src/misuse.rs": "examples of what does not compile",
     "xtask/site/docstrings.py": "the site shows docstrings, whose style is NumPy's",
     "xtask/site/hooks.py": "the site's links to the pages of frameworks",
+    "xtask/site/pictures.py": "pictures of the documentation, from reports that name frameworks",
     "xtask/site/tables.py": "tables of the documentation, from reports that name frameworks",
     "xtask/src/audit.rs": COMMANDS,
     "xtask/src/bundle.rs": COMMANDS,

@@ -69,7 +69,7 @@ pub(crate) fn prefer_huge_pages(start: *mut u8, nbytes: usize) {
         let head = start.align_offset(HUGE).min(nbytes);
         let whole = (nbytes - head) / HUGE * HUGE;
         if whole > 0 {
-            // SAFETY: the pages are mapped, by the promise of the move's caller, and the advice changes no byte.
+            // SAFETY: the advice changes no byte, and is an error where no memory is mapped.
             let _ = unsafe { rustix::mm::madvise(start.add(head).cast(), whole, rustix::mm::Advice::LinuxHugepage) };
         }
     }
@@ -93,6 +93,46 @@ mod tests {
                 assert!(target[..to].iter().chain(&target[to + nbytes..]).all(|byte| *byte == 0));
             }
         }
+    }
+
+    /// Returns the ranges of mapped memory for which huge pages are asked, inside this one.
+    #[cfg(target_os = "linux")]
+    fn advised(within: &std::ops::Range<usize>) -> Vec<std::ops::Range<usize>> {
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        let (mut mapping, mut found) = (0..0, Vec::new());
+        for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+            let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
+            if let Some((start, end)) = first.split_once('-').and_then(|(start, end)| number(start).zip(number(end))) {
+                mapping = start.max(within.start)..end.min(within.end);
+            } else if first == "VmFlags:" && rest.split(' ').any(|flag| flag == "hg") && !mapping.is_empty() {
+                found.push(mapping.clone());
+            }
+        }
+        found
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn huge_pages_are_asked_for_inside_the_range_alone() {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return eprintln!("skipped: the system has no transparent huge pages");
+        }
+        const HUGE: usize = 2 << 20;
+        const NBYTES: usize = 5 * HUGE;
+        // SAFETY: the system chooses the place.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), NBYTES, ProtFlags::READ, MapFlags::PRIVATE) }.unwrap();
+        let mapped = start.addr()..start.addr() + NBYTES;
+        let page = mapped.start.next_multiple_of(HUGE);
+        for (from, nbytes) in [(page + 1, HUGE), (page - 1, HUGE), (page + HUGE, HUGE - 1)] {
+            prefer_huge_pages(ptr::with_exposed_provenance_mut(from), nbytes);
+            assert_eq!(advised(&mapped), [], "{nbytes} bytes");
+        }
+        prefer_huge_pages(ptr::with_exposed_provenance_mut(page - 64), 3 * HUGE);
+        let whole = page..page + 2 * HUGE;
+        assert_eq!(advised(&mapped), [whole]);
+        // SAFETY: no code uses the mapping.
+        unsafe { munmap(start, NBYTES) }.unwrap();
     }
 
     #[test]

@@ -6,6 +6,7 @@ use bridge_core::{
     Stream, Strided, Strides, Views,
 };
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 // SAFETY: no driver sees this stream.
@@ -30,6 +31,7 @@ pub enum Event {
     Copied { from: usize, to: usize, flips: u128, stream: Option<Stream> },
     Moved { from: Device, to: Device, flips: u128, stream: Option<Stream> },
     Cast { cast: Cast, flips: u128, stream: Option<Stream> },
+    Prepared(Range<usize>),
     Dropped,
 }
 
@@ -127,6 +129,10 @@ unsafe impl Copies for Recorder {
     ) -> std::result::Result<Option<Box<dyn Planned>>, Failed> {
         let addresses = pieces.iter().map(|piece| (piece.from.data, piece.to.data)).collect();
         Ok(self.plans.then(|| Box::new(Plans(addresses, self.log.clone())) as Box<dyn Planned>))
+    }
+
+    fn prepare(&self, fresh: Range<usize>) {
+        self.log.lock().unwrap().push(Event::Prepared(fresh));
     }
 
     fn reaches(&self, device: Device) -> Result<()> {

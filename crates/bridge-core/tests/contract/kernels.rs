@@ -1,6 +1,6 @@
 //! Copies by the ordering's own kernels: in whose memory, in which stream, after what, and what follows an error.
 
-use crate::common::Event::{Copied as Launched, Dropped, Ordered, Retired, Synchronized};
+use crate::common::Event::{Copied as Launched, Dropped, Ordered, Prepared, Retired, Synchronized};
 use crate::common::{ALLOCATED, Copied, Event, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
     Access, Adapter, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Order, Ordering, Pending, Permutation,
@@ -247,7 +247,7 @@ fn on_the_host_the_copy_has_no_stream() {
     scene.to.fresh = Some(Paper { device: Device::CPU, stream: None, ..fresh() });
     let (crossed, events) = scene.cross();
     assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Host));
-    assert_eq!(events, [launched(FRESH, None), Dropped]);
+    assert_eq!(events, [Prepared(FRESH..FRESH + 24), launched(FRESH, None), Dropped]);
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn the_host_waits_before_it_copies_managed_memory() {
     scene.to.fresh = Some(Paper { device: Device::CPU, stream: None, ..fresh() });
     let (crossed, events) = scene.cross();
     assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Host));
-    assert_eq!(events, [Synchronized(OWNER), launched(FRESH, None), Dropped]);
+    assert_eq!(events, [Prepared(FRESH..FRESH + 24), Synchronized(OWNER), launched(FRESH, None), Dropped]);
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn core_lends_host_memory_where_no_framework_does() {
     let (copy, told) = crossed.expect("it crosses");
     let Item::Leased(lease) = copy else { panic!("the memory is core's") };
     assert_eq!(told.copied_by, Some(CopiedBy::Host));
-    assert_eq!(events, [launched(lease.data(), None), Dropped]);
+    assert_eq!(events, [Prepared(lease.data()..lease.data() + 24), launched(lease.data(), None), Dropped]);
 }
 
 #[test]

@@ -1,0 +1,91 @@
+"""Random conversions have the same results by every way: fast ways are switched off, one by one and as the calls come.
+
+The adapters of PyTorch and NumPy look a fast way up once in a process, and have a slower one where a version lacks it.
+Traces and `debug` wrap the adapters; they are switched on and off between the calls.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from programs import Warm
+
+pytest.importorskip("torch")
+
+#: What hides a fast way before the package looks it up.
+HIDE = {
+    "exchange of PyTorch": "del torch.Tensor.__dlpack_c_exchange_api__",
+    "C API of NumPy": "del vars(importlib.import_module(umath))['_ARRAY_API']",
+}
+
+#: Draws conversions, and prints how each ended. `hidden` are lines of `HIDE`.
+PROGRAM = """
+import contextlib, importlib, json, random
+import numpy, torch
+umath = "numpy._core._multiarray_umath" if hasattr(numpy, "_core") else "numpy.core._multiarray_umath"
+torch.from_numpy(numpy.zeros(1)).numpy()  # loads what PyTorch needs of NumPy
+with contextlib.suppress(ImportError):
+    import ml_dtypes
+for line in {hidden!r}:
+    exec(line)
+import truebridge as tb
+
+draw = random.Random({seed})
+DTYPES = ["bool", "uint8", "int16", "int64", "float16", "float32", "complex64"]
+MAKE = {{"numpy": lambda array: array, "torch": torch.from_numpy}}
+
+def drawn(steps):
+    shape = [draw.choice([0, 1, *range(1, 5)]) for _ in range(draw.randrange(5))]
+    array = numpy.arange(64 * 4**len(shape)).astype(draw.choice(DTYPES))[: numpy.prod(shape, dtype=int)].reshape(shape)
+    array = array.transpose(draw.sample(range(array.ndim), array.ndim))
+    for axis in range(array.ndim):
+        array = numpy.moveaxis(numpy.moveaxis(array, axis, 0)[:: draw.choice(steps)], 0, axis)
+    return array
+
+def outcome(array, source, target, options):
+    tensor = MAKE[source](array)
+    plan = tb.plan(tensor, target, **options)
+    result = tb.convert(tensor, target, **options)
+    seen = result if target == "numpy" else result.numpy()
+    order = options.get("permute", range(array.ndim))
+    assert seen.dtype == array.dtype and numpy.array_equal(seen, array.transpose(order)), "other elements"
+    shared = array.size > 0 and numpy.shares_memory(seen, array)
+    assert array.size == 0 or shared == plan.zero_copy, "the plan was not followed"
+    back = tb.convert(result, source)
+    return [str(plan), shared, list(seen.strides) if shared else None, tuple(back.shape) == seen.shape]
+
+ended = []
+for _ in range(200):
+    source, target = draw.choice(list(MAKE)), draw.choice(list(MAKE))
+    array = drawn([1, 1, 2, -1] if source == "numpy" else [1, 1, 2])
+    options = {{"copy": draw.choice([None, None, True, False])}}
+    if draw.random() < 0.3:
+        options["permute"] = draw.sample(range(array.ndim), array.ndim)
+    switched = [on for on in (tb.trace, tb.debug) if draw.random() < 0.2]
+    with contextlib.ExitStack() as stack:
+        for on in switched:
+            stack.enter_context(on())
+        try:
+            ended.append(outcome(array, source, target, options))
+        except tb.errors.BridgeError as error:
+            ended.append(type(error).__name__)
+print(json.dumps(ended))
+"""
+
+
+def ended(warm: Warm, seed: int, *ways: str) -> list[object]:
+    ran = warm.run(PROGRAM.format(seed=seed, hidden=[HIDE[way] for way in ways]))
+    assert ran.returncode == 0, ran.stderr
+    outcomes: list[object] = json.loads(ran.stdout)
+    return outcomes
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_results_are_the_same_by_every_way(seed: int, beside_torch: Warm) -> None:
+    fast = ended(beside_torch, seed)
+    assert {isinstance(outcome, list) and outcome[1] for outcome in fast} == {True, False}
+    assert len({str(outcome) for outcome in fast}) > 50
+    for ways in (["exchange of PyTorch"], ["C API of NumPy"], list(HIDE)):
+        assert ended(beside_torch, seed, *ways) == fast, f"without {ways}"
