@@ -128,19 +128,45 @@ impl Service for Clerk {
 mod tests {
     use super::super::Book;
     use super::*;
+    use crate::memory::Writing;
     use crate::server::Bell;
     use crate::sync::Mutex;
     use crate::ticket::Token;
+    use crate::wire::Hex;
     use std::time::Duration;
+
+    fn clerk() -> Clerk {
+        let book = Mutex::new(Book::new(Default::default()));
+        let desk = Desk { socket: "/".into(), book, notices: Mutex::default(), bell: Bell::new().unwrap() };
+        Clerk::new(Arc::new(desk))
+    }
+
+    fn content(segments: Vec<Segment>) -> Content {
+        Content { segments, tensors: [].into(), points: Vec::new(), tree: None, kept: false }
+    }
+
+    /// A process may still use memory of a device when it has closed the connection. Memory of the host is a file.
+    #[test]
+    fn a_connection_holds_memory_of_devices_alone() {
+        let mut clerk = clerk();
+        let file = Segment::File { nbytes: 1, writing: Writing::Never };
+        let pool =
+            Segment::Files { device: Hex([1; 16]), process: Hex([2; 16]), parts: vec![], writing: Writing::Shared };
+        for (segment, holds) in [(file, false), (pool, true)] {
+            let (peer, token) = (clerk.join(None), Token::random().unwrap());
+            assert!(!clerk.keeps(peer) && !clerk.holds(peer));
+            let kept = Kept::finished(content(vec![segment]), Vec::new(), Vec::new());
+            let share = clerk.desk.book().share(kept, 0, token, now() + Duration::from_secs(60));
+            clerk.answer(peer, 1, Request::Open { share, token, keeps: false }, &mut Vec::new()).unwrap();
+            assert_eq!((clerk.keeps(peer), clerk.holds(peer)), (true, holds));
+        }
+    }
 
     /// A keeper that ends returns its leases as lost, or not at all.
     #[test]
     fn a_lease_that_a_keeper_lost_counts_for_ever() {
-        let book = Mutex::new(Book::new(Default::default()));
-        let desk = Desk { socket: "/".into(), book, notices: Mutex::default(), bell: Bell::new().unwrap() };
-        let mut clerk = Clerk::new(Arc::new(desk));
-        let content = Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: None, kept: false };
-        let kept = Kept::finished(content, Vec::new(), Vec::new());
+        let mut clerk = clerk();
+        let kept = Kept::finished(content(Vec::new()), Vec::new(), Vec::new());
         let (outside, token) = (Arc::clone(&kept.outside), Token::random().unwrap());
         let share = clerk.desk.book().share(kept, 0, token, now() + Duration::from_secs(60));
         let peers = [clerk.join(None), clerk.join(None)];

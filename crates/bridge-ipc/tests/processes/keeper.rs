@@ -1,9 +1,9 @@
 //! A keeper: what is put there outlives the process that has put it, and the keeper itself.
 
-use super::child::{ipc, read};
+use super::child::{ipc, read, seen};
 use super::{Folder, LONG, PATIENCE, host, share};
-use bridge_core::{ErrorKind, Options};
-use bridge_ipc::{Client, Exporter, Limits, Names, Parcel, Settings, Ticket, Writing, open};
+use bridge_core::{Adapter, DType, Device, ErrorKind, Options};
+use bridge_ipc::{Client, Exporter, IpcTensor, Limits, Names, Parcel, Settings, Ticket, Writing, empty, open};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -203,11 +203,43 @@ fn what_is_kept_outlives_the_process_that_has_opened_it() {
     let kept = client.get("weights", None).unwrap().1;
     let copied = |ticket: &Ticket| {
         let opened = open(ticket).unwrap();
-        let leaves: &[(&dyn bridge_core::Adapter<Tensor = _>, _)] = &[(&ipc(), &opened.tensors[0])];
+        let leaves: &[(&dyn Adapter<Tensor = _>, _)] = &[(&ipc(), &opened.tensors[0])];
         let parcel = Parcel::outliving(leaves, Some(Writing::Never), &host(), &Options::default()).unwrap();
         parcel.transfers()[0].bytes_copied
     };
     assert_eq!((copied(&ticket), copied(&kept)), (3, 0));
+}
+
+/// One piece of memory for each call, as long as each process that opens it writes for itself.
+#[test]
+fn memory_that_was_made_for_a_keeper_is_taken_as_it_is() {
+    let sharing = Folder::new();
+    let exporter = sharing.exporter(Limits::default());
+    let specs = [(DType::UINT8, vec![3], Device::CPU), (DType::FLOAT32, vec![2, 2], Device::CPU)];
+    let [tensors, others] = [(); 2].map(|()| empty(&specs).unwrap());
+    for (tensor, spec) in tensors.iter().zip(&specs) {
+        assert_eq!((tensor.dtype(), tensor.layout().shape(), tensor.device()), (spec.0, &spec.1[..], spec.2));
+    }
+    let parcel = |tensors: &[&IpcTensor], writing| {
+        let from = ipc();
+        let leaves: Vec<(&dyn Adapter<Tensor = IpcTensor>, &IpcTensor)> =
+            tensors.iter().map(|tensor| (&from as _, *tensor)).collect();
+        Parcel::outliving(&leaves, writing, &host(), &Options::default()).unwrap()
+    };
+    for (writing, copied) in
+        [(None, 0), (Some(Writing::Private), 0), (Some(Writing::Never), 3), (Some(Writing::Shared), 3)]
+    {
+        assert_eq!(parcel(&[&tensors[0]], writing).transfers()[0].bytes_copied, copied, "{writing:?}");
+    }
+    let ticket = parcel(&[&tensors[0], &others[0], &tensors[1]], None).share(&exporter, LONG, None).unwrap();
+    for (tensor, digit) in [(&tensors[0], 1), (&others[0], 2)] {
+        let mut array = seen(tensor).unwrap();
+        // SAFETY: the view is writable, and no other thread uses the memory.
+        unsafe { array.view_mut::<u8>().unwrap() }.fill(digit);
+    }
+    let opened = open(&ticket).unwrap().tensors;
+    assert_eq!((read(&opened[0]).unwrap(), read(&opened[1]).unwrap()), ("111".into(), "222".into()));
+    assert_eq!(seen(&opened[2]).unwrap().to_array::<f32>().unwrap().shape(), [2, 2]);
 }
 
 #[test]
