@@ -513,7 +513,9 @@ mod tests {
         assert_eq!((watched(&lives), words(&kept)), (1, [0; 5]));
         other.kill().unwrap();
         eventually("the words of the other are released", || words(&kept) == [0, RELEASED, 0, 0, RELEASED]);
-        [child, other].into_iter().for_each(|mut child| drop(child.wait().unwrap()));
+        for mut child in [child, other] {
+            child.wait().unwrap();
+        }
     }
 
     #[test]
