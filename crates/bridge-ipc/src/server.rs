@@ -516,6 +516,60 @@ mod tests {
         assert_eq!((server.served.len(), server.service.left), (2, 1));
     }
 
+    /// The ones for which most waits, and no more of them than necessary.
+    #[test]
+    fn the_connections_that_read_least_are_ended() {
+        let mut server = server(8, 1);
+        let peers: Vec<_> = (0..3).map(|_| server.joined()).collect();
+        let lengths = [MOST_UNREAD, MOST_UNREAD / 4, MOST_UNREAD];
+        let notice = |(peer, length)| Letter { to: peer, bytes: vec![0; length], files: Vec::new() };
+        server.deliver(&mut peers.iter().map(|(peer, _)| *peer).zip(lengths).map(notice).collect());
+        assert_eq!(server.served.keys().copied().collect::<Vec<_>>(), [peers[1].0]);
+    }
+
+    /// Work of a process that has closed its connection may still use what it holds.
+    #[test]
+    fn what_a_process_holds_is_kept_until_its_end() {
+        let mut server = server(4, 1);
+        let (peer, other) = server.joined();
+        drop(other);
+        server.serve(peer);
+        assert_eq!((server.served.len(), server.ending.len(), server.service.left), (0, 1, 0));
+        for _ in 0..2 {
+            server.end(peer, true, &mut Vec::new());
+            assert_eq!((server.ending.len(), server.service.left), (0, 1));
+        }
+        let (peer, _other) = server.joined();
+        server.end(peer, true, &mut Vec::new());
+        assert_eq!((server.ending.len(), server.service.left), (0, 2), "it has ended already");
+    }
+
+    /// Those that were closed and whose processes live count as well. A silent one of any process makes room.
+    #[test]
+    fn all_processes_together_have_the_connections() {
+        let mut server = server(4, 1);
+        let (closed, other) = server.joined();
+        drop(other);
+        server.serve(closed);
+        let mut others = Vec::new();
+        for process in 1..=3 {
+            let (peer, other) = server.joined();
+            let process = std::process::id() as i32 + process;
+            server.served.get_mut(&peer).unwrap().caller.process = rustix::process::Pid::from_raw(process);
+            others.push((peer, other));
+        }
+        let admits = |server: &mut Server<Counts>| {
+            let (socket, _) = UnixStream::pair().unwrap();
+            server.admit(socket, &mut Vec::new()).map_err(|(_, why)| why)
+        };
+        assert_eq!(admits(&mut server), Err(Why::Busy));
+        let second = server.served.get_mut(&others[1].0).unwrap();
+        second.heard = second.heard.checked_sub(SILENCE).unwrap();
+        server.service.asked = 1;
+        assert_eq!(admits(&mut server), Ok(()));
+        assert!(!server.served.contains_key(&others[1].0));
+    }
+
     #[test]
     fn one_process_has_half_of_the_connections_and_silent_ones_make_room() {
         let mut server = server(4, 1);

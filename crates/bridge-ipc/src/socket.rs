@@ -237,12 +237,24 @@ pub(crate) fn connect(path: &Path) -> rustix::io::Result<UnixStream> {
 mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::fd::AsFd;
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
 
     fn has_ended(process: &OwnedFd, seconds: i64) -> bool {
         let time = Timespec { tv_sec: seconds, tv_nsec: 0 };
         poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&time)).unwrap() > 0
+    }
+
+    /// A program that this process starts has none of them.
+    #[test]
+    fn descriptors_that_come_are_closed_in_other_programs() {
+        let (socket, other) = UnixStream::pair().unwrap();
+        send(&socket, &[1], &[other.as_fd()]).unwrap();
+        let (received, files) = receive(&other, &mut [0; 2]).unwrap();
+        let files = files.flatten().unwrap();
+        assert_eq!((received, files.len()), (1, 1));
+        assert!(rustix::io::fcntl_getfd(&files[0]).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
     }
 
     /// As for a process of another namespace, which has no number here.
@@ -264,8 +276,12 @@ mod tests {
         let mut child = unsafe { command.pre_exec(connects) }.spawn().expect(wanted);
         let (socket, _) = listener.accept().unwrap();
         fs::remove_file(&path).unwrap();
-        // An older system has no such option.
-        if let Some(process) = process_of(&socket) {
+        // Before 6.5, Linux has no such option.
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().unwrap());
+        let process = process_of(&socket);
+        assert!(process.is_some() || (numbers.next(), numbers.next()) < (Some(6), Some(5)), "Linux {release}");
+        if let Some(process) = process {
             assert!(!has_ended(&process, 0));
             child.kill().unwrap();
             assert!(has_ended(&process, 20));

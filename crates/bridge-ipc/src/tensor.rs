@@ -322,3 +322,19 @@ impl Arena {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_taken_until_it_is_full() {
+        let arena = Arena::new(Device::CPU, 3 * COPY_ALIGNMENT, false).unwrap();
+        let start = arena.bytes().start;
+        assert_eq!(arena.take(COPY_ALIGNMENT + 1).unwrap(), start);
+        assert!(arena.has(COPY_ALIGNMENT) && !arena.has(COPY_ALIGNMENT + 1));
+        assert_eq!(arena.take(COPY_ALIGNMENT + 1).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        assert_eq!(arena.take(1).unwrap(), start + 2 * COPY_ALIGNMENT);
+        assert!(arena.has(0) && !arena.has(1));
+    }
+}

@@ -99,7 +99,9 @@ impl Adapter for Kernels {
 fn sessions_are_ordered_after_the_kernels_of_others() {
     // SAFETY: no session runs, and nothing reads the memory.
     let ort = match unsafe { Ort::with_compute_stream(DEVICE, COMPUTE) } {
-        Err(error) if error.kind() == ErrorKind::Missing => return println!("skipped: {error}"),
+        Err(error) if error.kind() == ErrorKind::Missing && std::env::var_os("ORT_DYLIB_PATH").is_none() => {
+            return println!("skipped: {error}");
+        }
         ort => ort.unwrap(),
     };
     let (kernels, recorder) = (Kernels::new(), Arc::new(Recorder::default()));

@@ -99,6 +99,9 @@ impl Model<'_> {
         } else {
             unit
         };
+        if vector > unit {
+            assert_eq!((tile.i.dims[0].from, tile.o.dims[0].to), (unit as i64, unit as i64), "{name}");
+        }
         let group = |group: &Group, n: u32| step(n as usize, &group.dims[..group.ndim as usize]);
         let rest = &tile.rest[..tile.ndim as usize];
         let dense: Option<fn(&Dim) -> i64> = match name {
@@ -267,6 +270,16 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     // A row that begins in the last byte of its first vector.
     let rows = layout(DType::UINT8, &[16, 98], Some(&[99, 1]));
     assert_eq!(check(&rows, &layout(DType::UINT8, &[16, 98], None), (0, 15)).unwrap(), [Rows1]);
+    // Rows whose starts are not aligned, although their strides together cancel out in the bits below 16.
+    for shape in [&[16, 110][..], &[3, 17, 110]] {
+        let (compact, padded) = (layout(DType::UINT8, shape, None), [18 * 111, 111, 1]);
+        let rows = layout(DType::UINT8, shape, Some(&padded[3 - shape.len()..]));
+        assert_eq!(check(&rows, &compact, (0, 0)).unwrap(), [Rows1], "{shape:?}");
+    }
+    // Whole vectors, also of a size that is not a power of two.
+    for length in [1, 3] {
+        assert_eq!(chosen(DType::COMPLEX128, &[length], &[0]), [Flat16], "{length}");
+    }
     // Three of four channels, and three in reverse; rows that are not whole words.
     let planes = layout(DType::UINT8, &[3, 1000], None);
     let some = layout(DType::UINT8, &[3, 1000], Some(&[1, 4]));
@@ -281,6 +294,11 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     assert_eq!(check(&reversed, &layout(DType::FLOAT32, &[16, 100], None), (12, 0)).unwrap(), [Turn4]);
     let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[200, 2]));
     assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
+    let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[201, 2]));
+    assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
+    // A target with gaps.
+    let three = layout(DType::UINT8, &[100, 3], Some(&[6, 2]));
+    assert_eq!(check(&three, &layout(DType::UINT8, &[100, 3], Some(&[4, 1])), (0, 0)).unwrap(), [Flat1]);
 }
 
 #[test]
@@ -323,6 +341,44 @@ fn more_than_two_to_the_31_units_are_several_launches() {
         assert_eq!(ends[0], 0);
         assert!(ends.is_sorted() && ends.iter().any(|to| *to > 1 << 32), "offsets beyond 32 bits");
     }
+}
+
+/// Vectors need adjacent units, and addresses and strides that 16 divides: those of every dimension but the own one.
+#[test]
+fn tiles_are_copied_by_vectors_where_both_sides_allow_it() {
+    use Kernel::*;
+    for (shape, strides, beyond, kernel) in [
+        (&[64, 64][..], &[1, 64][..], 0, Vectors4),
+        (&[64, 64], &[1, 65], 0, Tile4),
+        (&[64, 64], &[2, 128], 0, Tile4),
+        (&[2, 64, 64], &[4161, 1, 65], 0, Tile4),
+        (&[64, 64], &[-1, 64], 12, Vectors4),
+        (&[64, 64], &[-1, 64], 4, Tile4),
+    ] {
+        let from = layout(DType::FLOAT32, shape, Some(strides));
+        let kernels = check(&from, &layout(DType::FLOAT32, shape, None), (beyond, 0)).unwrap();
+        assert_eq!(kernels, [kernel], "{strides:?} {beyond}");
+    }
+}
+
+#[test]
+fn tiles_of_many_short_dimensions_are_copied() {
+    use Kernel::*;
+    for ndim in [8, 9, 10, 14] {
+        let reversed: Vec<_> = (0..ndim).rev().collect();
+        let kernels = [DType::UINT8, DType::FLOAT16, DType::FLOAT32, DType::FLOAT64]
+            .map(|dtype| chosen(dtype, &vec![2; ndim], &reversed));
+        assert_eq!(kernels.concat(), [Tile1, Words2, Tile4, Tile8], "{ndim} dimensions");
+    }
+}
+
+#[test]
+fn a_launch_has_less_than_two_to_the_31_units() {
+    let launches = |numel: i64| {
+        let (from, to) = (layout(DType::UINT8, &[numel], Some(&[2])), layout(DType::UINT8, &[numel], None));
+        choose(Walk::new(&from, &to).unwrap(), (0, 0), 0).unwrap().len()
+    };
+    assert_eq!((launches((1 << 31) - 1), launches(1 << 31)), (1, 2));
 }
 
 #[test]

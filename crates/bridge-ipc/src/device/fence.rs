@@ -476,10 +476,26 @@ mod tests {
         }
     }
 
-    /// Each side waits for a process that is killed before its work has run.
+    #[test]
+    fn a_page_has_two_words_for_each_device() {
+        let [(mut exporter, _), _] = ends([None; 2]);
+        let mut reached = |device: usize| {
+            let mut uuid = [0; 16];
+            uuid[..8].copy_from_slice(&device.to_le_bytes());
+            exporter.reached(&At { uuid: Hex(uuid), ..at(1) }).map(word_and_value)
+        };
+        // It was made for another one.
+        for device in 1..WORDS / 2 {
+            assert_eq!(reached(device).unwrap(), (2 * device, 0));
+        }
+        assert_eq!(reached(WORDS / 2).unwrap_err().kind(), ErrorKind::Device, "there is no room");
+    }
+
+    /// Each side waits for a process that is killed before its work has run. It waits for others as before.
     #[test]
     fn the_words_of_a_process_are_released_when_it_has_ended() {
-        let (mut child, process) = process();
+        let ((mut child, process), (mut other, lives)) = (process(), process());
+        let [(kept, _), _] = ends([Some(&lives), None]);
         // The process at the other end of each page, one that shares and one that opens.
         let [(exporter, _), _] = ends([Some(&process), None]);
         let [_, (importer, _)] = ends([None, Some(&process)]);
@@ -493,7 +509,13 @@ mod tests {
         child.kill().unwrap();
         eventually("its words are released", || words(&exporter) == [5, RELEASED, 0, 0, RELEASED]);
         eventually("its words are released", || words(&importer) == [RELEASED, 6, RELEASED, RELEASED, 0]);
-        child.wait().unwrap();
+        eventually("it is watched no more", || watched(&process) == 0);
+        assert_eq!((watched(&lives), words(&kept)), (1, [0; 5]));
+        other.kill().unwrap();
+        eventually("the words of the other are released", || words(&kept) == [0, RELEASED, 0, 0, RELEASED]);
+        for mut child in [child, other] {
+            child.wait().unwrap();
+        }
     }
 
     #[test]

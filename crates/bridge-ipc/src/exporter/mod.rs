@@ -222,13 +222,36 @@ impl Drop for Exporter {
 mod tests {
     use super::*;
 
+    fn content(tree: Option<String>) -> Content {
+        Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree, kept: false }
+    }
+
+    /// A process that opens it reads no longer frame, and no more descriptors.
+    #[test]
+    fn a_ticket_has_as_much_as_one_answer() {
+        let folder = std::env::temp_dir().join(format!("truebridge-limits-{}", std::process::id()));
+        let settings = Settings { folder: Some(folder.clone()), ..Settings::default() };
+        let exporter = Exporter::new(settings).unwrap();
+        let share = |tree: usize, files: usize| {
+            let file = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+            let kept = Kept::finished(content(Some("x".repeat(tree))), vec![file; files], Vec::new());
+            exporter.share(kept, 0, "", Duration::from_secs(60)).map_err(|error| error.kind())
+        };
+        let most = HEADER + MAX_ANSWER - AROUND - frame(UNASKED, &content(Some(String::new()))).len();
+        let opened = crate::importer::open(&share(most, 0).unwrap()).unwrap();
+        assert_eq!(opened.tree.map(|tree| tree.len()), Some(most));
+        assert_eq!(share(most + 1, 0).unwrap_err(), ErrorKind::Argument);
+        drop(share(1, MAX_FILES).unwrap());
+        assert_eq!(share(1, MAX_FILES + 1).unwrap_err(), ErrorKind::Argument);
+        drop(exporter);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
     #[test]
     fn memory_that_a_killed_keeper_passed_on_is_not_used_again() {
         let is_dropped = |is_reused, leases: usize| {
             let owner = Arc::new(());
-            let content =
-                Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: None, kept: false };
-            let mut kept = Kept::finished(content, Vec::new(), vec![Box::new(Arc::clone(&owner))]);
+            let mut kept = Kept::finished(content(None), Vec::new(), vec![Box::new(Arc::clone(&owner))]);
             (kept.is_reused, kept.outside) = (is_reused, Arc::new(AtomicUsize::new(leases)));
             drop(kept);
             Arc::strong_count(&owner) == 1

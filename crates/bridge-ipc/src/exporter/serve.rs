@@ -123,3 +123,74 @@ impl Service for Clerk {
         frame(UNASKED, &Answer::Refused { why })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Book;
+    use super::*;
+    use crate::memory::Writing;
+    use crate::server::Bell;
+    use crate::sync::Mutex;
+    use crate::ticket::Token;
+    use crate::wire::Hex;
+    use std::time::Duration;
+
+    fn clerk() -> Clerk {
+        let book = Mutex::new(Book::new(Default::default()));
+        let desk = Desk { socket: "/".into(), book, notices: Mutex::default(), bell: Bell::new().unwrap() };
+        Clerk::new(Arc::new(desk))
+    }
+
+    fn content(segments: Vec<Segment>) -> Content {
+        Content { segments, tensors: [].into(), points: Vec::new(), tree: None, kept: false }
+    }
+
+    /// A process may still use memory of a device when it has closed the connection. Memory of the host is a file.
+    #[test]
+    fn a_connection_holds_memory_of_devices_alone() {
+        let mut clerk = clerk();
+        let file = Segment::File { nbytes: 1, writing: Writing::Never };
+        let pool =
+            Segment::Files { device: Hex([1; 16]), process: Hex([2; 16]), parts: vec![], writing: Writing::Shared };
+        for (segment, holds) in [(file, false), (pool, true)] {
+            let (peer, token) = (clerk.join(None), Token::random().unwrap());
+            assert!(!clerk.keeps(peer) && !clerk.holds(peer));
+            let kept = Kept::finished(content(vec![segment]), Vec::new(), Vec::new());
+            let share = clerk.desk.book().share(kept, 0, token, now() + Duration::from_secs(60));
+            clerk.answer(peer, 1, Request::Open { share, token, keeps: false }, &mut Vec::new()).unwrap();
+            assert_eq!((clerk.keeps(peer), clerk.holds(peer)), (true, holds));
+        }
+    }
+
+    /// A keeper that ends returns its leases as lost, or not at all.
+    #[test]
+    fn a_lease_that_a_keeper_lost_counts_for_ever() {
+        let mut clerk = clerk();
+        let kept = Kept::finished(content(Vec::new()), Vec::new(), Vec::new());
+        let (outside, token) = (Arc::clone(&kept.outside), Token::random().unwrap());
+        let share = clerk.desk.book().share(kept, 0, token, now() + Duration::from_secs(60));
+        let peers = [clerk.join(None), clerk.join(None)];
+        let mut last = peers[1];
+        let mut open = |clerk: &mut Clerk, peer, keeps| {
+            let request = Request::Open { share, token, keeps };
+            clerk.answer(peer, 1, request, &mut Vec::new()).unwrap();
+            last += 1;
+            last
+        };
+        let give_back = |clerk: &mut Clerk, peer, lease, lost| {
+            let request = Request::Return { lease, lost, points: Vec::new() };
+            clerk.answer(peer, UNASKED, request, &mut Vec::new()).unwrap();
+        };
+        let reads = open(&mut clerk, peers[0], false);
+        let leases = [0, 1, 1].map(|peer| open(&mut clerk, peers[peer], true));
+        assert_eq!(outside.load(Relaxed), 3);
+        give_back(&mut clerk, peers[0], reads, false);
+        assert_eq!(outside.load(Relaxed), 3, "it was not a keeper's");
+        clerk.leave(peers[0], &mut Vec::new());
+        assert_eq!(outside.load(Relaxed), 3);
+        give_back(&mut clerk, peers[1], leases[1], false);
+        assert_eq!(outside.load(Relaxed), 2);
+        give_back(&mut clerk, peers[1], leases[2], true);
+        assert_eq!(outside.load(Relaxed), 2);
+    }
+}

@@ -226,6 +226,34 @@ mod tests {
         Arc::new(create(nbytes).unwrap().0)
     }
 
+    #[test]
+    fn the_leases_of_a_keeper_are_lost_with_it() {
+        let folder = std::env::temp_dir().join(format!("truebridge-keeper-{}", std::process::id()));
+        let settings = Settings { folder: Some(folder.clone()), ..Settings::default() };
+        let keeper = Keeper::new(settings, Bell::new().unwrap()).unwrap();
+        let ends = Arc::clone(&keeper.ends);
+        assert!(!ends.load(Relaxed));
+        drop(keeper);
+        assert!(ends.load(Relaxed));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_process_is_told_why_its_ticket_is_refused() {
+        for (kind, refusal) in [
+            (ErrorKind::Gone, Why::Unknown),
+            (ErrorKind::Denied, Why::Denied),
+            (ErrorKind::Version, Why::Version),
+            (ErrorKind::Argument, Why::Unkept),
+            (ErrorKind::Busy, Why::Busy),
+            (ErrorKind::OutOfMemory, Why::Full),
+            (ErrorKind::Protocol, Why::Protocol),
+            (ErrorKind::Driver, Why::Protocol),
+        ] {
+            assert_eq!(why(&Error::new(kind, "")), refusal, "{kind:?}");
+        }
+    }
+
     /// Also what is refused: it leaves nothing behind.
     #[test]
     fn the_ledger_has_what_is_kept_and_nothing_else() {

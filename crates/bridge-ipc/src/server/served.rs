@@ -115,6 +115,23 @@ impl<R> Served<R> {
 mod tests {
     use super::*;
 
+    /// All of them come, and each before the last byte.
+    #[test]
+    fn many_descriptors_are_sent_with_the_first_bytes() {
+        let (socket, other) = UnixStream::pair().unwrap();
+        let file = Arc::new(OwnedFd::from(other.try_clone().unwrap()));
+        let caller = Caller { user: 0, process: None };
+        let mut served = Served::<()>::new(socket, caller, None);
+        let files = vec![file; 2 * FILES_AT_ONCE + 1];
+        served.post(Letter { to: 1, bytes: vec![7; 5], files }).unwrap();
+        let mut bytes = [0; 5];
+        for (length, count) in [(1, FILES_AT_ONCE), (1, FILES_AT_ONCE), (3, 1)] {
+            let (received, files) = socket::receive(&other, &mut bytes[..length]).unwrap();
+            assert_eq!((received, files.flatten().unwrap().len()), (length, count));
+        }
+        assert!(!served.lags());
+    }
+
     #[test]
     fn callers_are_alike_by_process_or_as_one_other_user() {
         let own = geteuid().as_raw();

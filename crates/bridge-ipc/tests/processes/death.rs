@@ -1,12 +1,15 @@
 //! What others may do, and what is left when a process dies.
 
-use super::child::{Child, is_gone, read, seen};
+use super::child::{Child, ipc, is_gone, read, runs_alone, seen};
 use super::{Folder, LONG, PATIENCE, host, share, wait_for};
-use bridge_core::{Access, Adapter, COPY_ALIGNMENT, ErrorKind, Options, Order, Permutation, copy_into};
-use bridge_ipc::{Held, Ipc, Limits, Parcel, Ticket, Writing, open};
+use bridge_core::{
+    Access, Adapter, Allocation, COPY_ALIGNMENT, DType, ErrorKind, Layout, Lent, Memory, Options, Order, Permutation,
+    copy_into,
+};
+use bridge_ipc::{Held, Ipc, Limits, Parcel, Road, Ticket, Writing, check, is_leasing, open, road};
 use bridge_ndarray::{HostArray, NdArray};
 use ndarray::array;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Returns the adapter.
 fn ndarray() -> NdArray {
@@ -60,6 +63,9 @@ fn writes_are_seen_as_the_share_says() {
         let ticket = share(&exporter, vec![1, 2], writing, LONG).unwrap();
         let own = &open(&ticket).unwrap().tensors[0];
         assert_eq!(own.access() == Access::ReadOnly, writing == Writing::Never);
+        assert_eq!(ipc().overwritten(own).is_err(), writing == Writing::Never);
+        let passed = if writing == Writing::Shared { Road::Passed } else { Road::Copy };
+        assert_eq!(road(&ipc(), own).unwrap(), passed, "{writing:?}");
         child.ask(&format!("open {}", ticket.text()));
         assert_eq!(child.ask(&format!("write {lease}")), answer, "{writing:?}");
         assert_eq!(read(own).unwrap(), left, "{writing:?}");
@@ -136,10 +142,104 @@ fn a_revoked_share_is_said_to_be_gone() {
     wait_for(&exporter, |held| held.shares == 0);
 }
 
+/// Returns bytes at these addresses, which no code reads.
+fn bytes_at(start: usize, end: usize) -> Lent {
+    let layout = Layout::new(DType::UINT8, &[(end - start) as i64], None, 0).unwrap();
+    // SAFETY: nothing reads the memory, which may not exist.
+    let memory = unsafe { Memory::new(Allocation::host(start..end, Access::ReadOnly), ()) };
+    Lent::new(DType::UINT8, layout, memory).unwrap()
+}
+
+/// A tensor of any framework lies in the memory of a share if all of its elements do.
+#[test]
+fn memory_of_another_process_is_found_by_its_addresses() {
+    if runs_alone() {
+        return;
+    }
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let ticket = share(&exporter, vec![7; 64], Writing::Shared, LONG).unwrap();
+    assert_eq!((exporter.held().bytes, is_leasing()), (64, false));
+    let opened = open(&ticket).unwrap();
+    assert!(is_leasing());
+    exporter.revoke(&ticket).unwrap();
+    let (start, begin) = (opened.tensors[0].data(), Instant::now());
+    while !is_gone(&opened.tensors[0]) {
+        assert!(begin.elapsed() < PATIENCE);
+    }
+    for (from, to, is_there) in [(0, 64, true), (63, 64, true), (63, 65, false), (64, 65, false), (8, 8, false)] {
+        let found = check(&bytes_at(start + from, start + to)).map_err(|error| error.kind());
+        assert_eq!(found, if is_there { Err(ErrorKind::Gone) } else { Ok(()) }, "{from}..{to}");
+    }
+    assert_eq!(check(&bytes_at(start - 1, start + 1)).map_err(|error| error.kind()), Ok(()));
+    drop(opened);
+    assert!(!is_leasing(), "what was dropped is not remembered");
+}
+
+/// Memory that all may write to is mapped once, whatever tickets it has.
+#[test]
+fn memory_with_several_leases_is_good_as_long_as_one_of_them_is() {
+    for revoked in [0, 1] {
+        let folder = Folder::new();
+        let exporter = folder.exporter(Limits::default());
+        let first = share(&exporter, vec![7; 64], Writing::Shared, LONG).unwrap();
+        let tensor = &open(&first).unwrap().tensors[0];
+        let parcel = Parcel::of(&[(&ipc(), tensor)], Some(Writing::Shared), &host(), &Options::default()).unwrap();
+        assert_eq!(parcel.transfers()[0].bytes_copied, 0);
+        let second = parcel.share(&exporter, LONG, None).unwrap();
+        let again = &open(&second).unwrap().tensors[0];
+        assert_eq!(again.data(), tensor.data());
+        let (tickets, tensors) = ([&first, &second], [tensor, again]);
+        let check = || check(&bytes_at(tensor.data(), tensor.data() + 1)).map_err(|error| error.kind());
+        for (number, left) in [(revoked, Ok(())), (1 - revoked, Err(ErrorKind::Gone))] {
+            exporter.revoke(tickets[number]).unwrap();
+            let start = Instant::now();
+            while !is_gone(tensors[number]) {
+                assert!(start.elapsed() < PATIENCE);
+            }
+            assert_eq!(check(), left);
+        }
+    }
+}
+
+/// Also if the connection to another one was made meanwhile.
+#[test]
+fn all_leases_on_a_process_come_through_one_connection() {
+    let folders = [Folder::new(), Folder::new()];
+    let exporters = folders.each_ref().map(|folder| folder.exporter(Limits::default()));
+    let tickets = exporters.each_ref().map(|exporter| share(exporter, vec![1], Writing::Private, LONG).unwrap());
+    let _opened = [0, 1, 0, 1].map(|number| open(&tickets[number]).unwrap());
+    for exporter in &exporters {
+        assert_eq!((exporter.held().leases, exporter.held().connections), (2, 1));
+    }
+}
+
+/// A part of a second counts as a whole one.
+#[test]
+fn a_ticket_expires_no_earlier_than_its_share() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    for (time, seconds) in [(LONG, 3600), (LONG + Duration::from_millis(1), 3601)] {
+        let before = now();
+        let text = share(&exporter, vec![1], Writing::Private, time).unwrap().text();
+        let expires = serde_json::from_str::<serde_json::Value>(&text).unwrap()["expires"].as_u64().unwrap();
+        assert!((before..=now()).contains(&(expires - seconds)), "{time:?}");
+    }
+}
+
 #[test]
 fn a_ticket_expires() {
     let folder = Folder::new();
     let exporter = folder.exporter(Limits::default());
+    // The thread waits for the end of this one.
+    let long = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
+    drop(open(&long).unwrap());
+    wait_for(&exporter, |held| held.connections == 0);
+    let short = share(&exporter, vec![1], Writing::Private, Duration::from_millis(1)).unwrap();
+    wait_for(&exporter, |held| held.shares == 1);
+    assert_eq!(open(&short).err().unwrap().kind(), ErrorKind::Gone);
+    exporter.revoke(&long).unwrap();
     let ticket = share(&exporter, vec![1], Writing::Private, Duration::from_millis(1)).unwrap();
     wait_for(&exporter, |held| held.shares == 0);
     assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Gone);

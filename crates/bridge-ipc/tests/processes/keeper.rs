@@ -1,9 +1,9 @@
 //! A keeper: what is put there outlives the process that has put it, and the keeper itself.
 
-use super::child::read;
-use super::{Folder, LONG, PATIENCE, share};
-use bridge_core::ErrorKind;
-use bridge_ipc::{Client, Exporter, Limits, Names, Settings, Writing, open};
+use super::child::{ipc, read, seen};
+use super::{Folder, LONG, PATIENCE, host, share};
+use bridge_core::{Adapter, DType, Device, ErrorKind, Options};
+use bridge_ipc::{Client, Exporter, IpcTensor, Limits, Names, Parcel, Settings, Ticket, Writing, empty, open};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -149,6 +149,99 @@ fn what_was_removed_or_displaced_is_not_handed_over() {
     assert_eq!((writer.about().unwrap().nbytes, exporter.held().shares), (0, 0));
 }
 
+/// It was displaced at the last keeper, although no process is left that has put another.
+#[test]
+fn a_reader_does_not_hand_over_what_was_displaced() {
+    let mut keeper = Keeper::new(1 << 20);
+    let (sharing, writer, reader) = (Folder::new(), keeper.connect(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    put(&writer, &exporter, vec![1], 1).unwrap();
+    let _old = open(&reader.get("weights", None).unwrap().1).unwrap();
+    let version = put(&writer, &exporter, vec![2], 1).unwrap();
+    let _new = open(&reader.get("weights", None).unwrap().1).unwrap();
+    drop((writer, exporter));
+    keeper.start();
+    // It would have handed over the older one first.
+    until(|| reader.get("weights", Some(version)).is_ok());
+    assert_eq!(reader.about().unwrap().nbytes, 64);
+}
+
+/// What a connection has found is handed over by each of the process, also after that one was dropped. What was found
+/// is remembered until it is opened, and forgotten with its name.
+#[test]
+fn readers_hand_over_all_that_they_have_open() {
+    let mut keeper = Keeper::new(1 << 20);
+    let (sharing, writer, readers) = (Folder::new(), keeper.connect(), [keeper.connect(), keeper.connect()]);
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let names = ["one", "other"];
+    for name in names {
+        let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
+        writer.put_share(&exporter, name, &ticket, 1).unwrap();
+    }
+    assert!(readers[1].keeps().unwrap());
+    let found = names.map(|name| readers[0].get(name, None).unwrap().1);
+    let _opened = found.map(|ticket| open(&ticket).unwrap());
+    let [first, second] = readers;
+    drop((writer, exporter, first));
+    let listed = || second.list().map_or(Vec::new(), |names| names.into_iter().map(|listed| listed.name).collect());
+    keeper.start();
+    until(|| listed() == names);
+    second.remove("one").unwrap();
+    keeper.start();
+    until(|| !listed().is_empty());
+    assert_eq!(listed(), ["other"]);
+}
+
+/// For the next keeper: memory that this one keeps needs no other process, and is passed on in place.
+#[test]
+fn what_is_kept_outlives_the_process_that_has_opened_it() {
+    let keeper = Keeper::new(1 << 20);
+    let (sharing, client) = (Folder::new(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let ticket = share(&exporter, vec![1, 2, 3], Writing::Never, LONG).unwrap();
+    client.put_share(&exporter, "weights", &ticket, 1).unwrap();
+    let kept = client.get("weights", None).unwrap().1;
+    let copied = |ticket: &Ticket| {
+        let opened = open(ticket).unwrap();
+        let leaves: &[(&dyn Adapter<Tensor = _>, _)] = &[(&ipc(), &opened.tensors[0])];
+        let parcel = Parcel::outliving(leaves, Some(Writing::Never), &host(), &Options::default()).unwrap();
+        parcel.transfers()[0].bytes_copied
+    };
+    assert_eq!((copied(&ticket), copied(&kept)), (3, 0));
+}
+
+/// One piece of memory for each call, as long as each process that opens it writes for itself.
+#[test]
+fn memory_that_was_made_for_a_keeper_is_taken_as_it_is() {
+    let sharing = Folder::new();
+    let exporter = sharing.exporter(Limits::default());
+    let specs = [(DType::UINT8, vec![3], Device::CPU), (DType::FLOAT32, vec![2, 2], Device::CPU)];
+    let [tensors, others] = [(); 2].map(|()| empty(&specs).unwrap());
+    for (tensor, spec) in tensors.iter().zip(&specs) {
+        assert_eq!((tensor.dtype(), tensor.layout().shape(), tensor.device()), (spec.0, &spec.1[..], spec.2));
+    }
+    let parcel = |tensors: &[&IpcTensor], writing| {
+        let from = ipc();
+        let leaves: Vec<(&dyn Adapter<Tensor = IpcTensor>, &IpcTensor)> =
+            tensors.iter().map(|tensor| (&from as _, *tensor)).collect();
+        Parcel::outliving(&leaves, writing, &host(), &Options::default()).unwrap()
+    };
+    for (writing, copied) in
+        [(None, 0), (Some(Writing::Private), 0), (Some(Writing::Never), 3), (Some(Writing::Shared), 3)]
+    {
+        assert_eq!(parcel(&[&tensors[0]], writing).transfers()[0].bytes_copied, copied, "{writing:?}");
+    }
+    let ticket = parcel(&[&tensors[0], &others[0], &tensors[1]], None).share(&exporter, LONG, None).unwrap();
+    for (tensor, digit) in [(&tensors[0], 1), (&others[0], 2)] {
+        let mut array = seen(tensor).unwrap();
+        // SAFETY: the view is writable, and no other thread uses the memory.
+        unsafe { array.view_mut::<u8>().unwrap() }.fill(digit);
+    }
+    let opened = open(&ticket).unwrap().tensors;
+    assert_eq!((read(&opened[0]).unwrap(), read(&opened[1]).unwrap()), ("111".into(), "222".into()));
+    assert_eq!(seen(&opened[2]).unwrap().to_array::<f32>().unwrap().shape(), [2, 2]);
+}
+
 #[test]
 fn a_watch_goes_on_with_the_next_keeper() {
     let mut keeper = Keeper::new(1 << 20);
@@ -162,6 +255,10 @@ fn a_watch_goes_on_with_the_next_keeper() {
     keeper.start();
     let second = put(&writer, &exporter, vec![2], 1).unwrap();
     assert_eq!(watch.wait(PATIENCE).unwrap().map(|(version, _)| version), Some(second));
+    let watch = reader.watch("weights", second).unwrap();
+    keeper.start();
+    let third = put(&writer, &exporter, vec![3], 1).unwrap();
+    assert_eq!(watch.wait(PATIENCE).unwrap().map(|(version, _)| version), Some(third));
 }
 
 #[test]

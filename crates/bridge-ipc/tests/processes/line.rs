@@ -1,6 +1,6 @@
 //! Questions that are given up, answers that come late, and forks: each answer is that of its question.
 
-use super::child::{Child, read, runs_alone, seen};
+use super::child::{Child, is_gone, read, runs_alone, seen};
 use super::wire::{ALL, Answer, HEADER, memory, numbered, send, ticket_for};
 use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::{Error, ErrorKind, Result};
@@ -110,6 +110,37 @@ fn an_answer_is_never_that_of_another_question() {
     // What came late was given back.
     let start = Instant::now();
     while child.ask("leases") != "1" {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+/// A thread sends what the socket did not accept, although no question follows.
+#[test]
+fn leases_are_returned_although_the_socket_was_full() {
+    let folder = Folder::new();
+    let mut child = Child::new(folder.path());
+    let ticket = child.ask("share 1").parse::<Ticket>().unwrap();
+    let _kept = one(&ticket).unwrap();
+    let views: Vec<_> = (0..1000).map(|_| one(&ticket).unwrap()).collect();
+    child.send(Signal::STOP);
+    drop(views);
+    child.send(Signal::CONT);
+    let start = Instant::now();
+    while child.ask("leases") != "1" {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+/// The fork keeps the socket open, and answers nothing.
+#[test]
+fn a_process_has_ended_although_its_fork_has_the_socket() {
+    let folder = Folder::new();
+    let mut child = Child::new(folder.path());
+    let opened = one(&child.ask("share 1").parse().unwrap()).unwrap();
+    child.ask("fork");
+    child.kill();
+    let start = Instant::now();
+    while !is_gone(&opened) {
         assert!(start.elapsed() < PATIENCE);
     }
 }
@@ -238,6 +269,25 @@ fn an_answer_that_was_not_asked_for_is_none() {
         }
         assert_eq!(opens.join().unwrap().unwrap_err().kind(), ErrorKind::Protocol, "{first} {second:?}");
     }
+}
+
+/// A notice answers no question, although it has the number of one: it ends the connection.
+#[test]
+fn a_notice_with_a_number_is_no_answer() {
+    let other = Other::new();
+    let tickets = [1, 2].map(|share| other.ticket(share));
+    let opens = std::thread::spawn(move || {
+        let opened = one(&tickets[0]).unwrap();
+        let kinds = [one(&tickets[1]).map(drop), opened.check()].map(|done| done.map_err(|error| error.kind()));
+        drop(opened);
+        kinds
+    });
+    let mut socket = other.accept();
+    let number = heard(&mut socket).0;
+    lend(&socket, number, 1, 64);
+    let number = heard(&mut socket).0;
+    say(&socket, number, r#"{"is":"revoked","share":9}"#);
+    assert_eq!(opens.join().unwrap(), [Err(ErrorKind::Protocol); 2]);
 }
 
 /// A fork takes nothing that was said to its parent: the notice that a share was revoked stays for the parent.
@@ -394,6 +444,18 @@ fn a_thread_that_waits_for_another_is_interrupted() {
         lend(&socket, number, 1, 64);
         waits.join().unwrap().unwrap();
     });
+}
+
+/// A program that is asked whether a wait goes on does not wait for the same connection.
+#[test]
+fn what_the_program_asks_for_meanwhile_is_refused_at_once() {
+    let other = Other::new();
+    let [first, second] = [1, 2].map(|share| other.ticket(share));
+    let program = move || Err(one(&second).expect_err("the connection is in use"));
+    let opens = std::thread::spawn(move || while_it_waits(program, || one(&first).map(drop)));
+    let mut socket = other.accept();
+    heard(&mut socket);
+    assert_eq!(opens.join().unwrap().unwrap_err().kind(), ErrorKind::Busy);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::child::{Child, read, runs_alone};
 use super::wire::{HEADER, frame};
 use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::ErrorKind;
-use bridge_ipc::{Client, Limits, Listed, Names, Settings, Ticket, Writing, open};
+use bridge_ipc::{Client, Held, Limits, Listed, Names, Settings, Ticket, Writing, open};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -56,6 +56,7 @@ fn a_process_that_waits_is_told() {
     let client = Client::connect(served.names.path()).unwrap();
     let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
     let watch = client.watch("weights", 0).unwrap();
+    assert_eq!(watch.wait(Duration::ZERO).unwrap(), None);
     assert_eq!(watch.wait(Duration::from_millis(1)).unwrap(), None);
     let version = client.put("weights", &ticket, 1).unwrap();
     assert_eq!(watch.wait(PATIENCE).unwrap(), Some((version, ticket.clone())));
@@ -65,7 +66,45 @@ fn a_process_that_waits_is_told() {
     assert_eq!(later.wait(Duration::from_millis(1)).unwrap(), None);
     let next = client.put("weights", &ticket, 1).unwrap();
     assert!(next > version);
-    assert_eq!(later.wait(PATIENCE).unwrap(), Some((next, ticket)));
+    assert_eq!(later.wait(PATIENCE).unwrap(), Some((next, ticket.clone())));
+    let last = client.watch("weights", next).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| last.wait(PATIENCE).unwrap());
+        let put = client.put("weights", &ticket, 1).unwrap();
+        assert_eq!(waits.join().unwrap(), Some((put, ticket.clone())));
+    });
+}
+
+/// Only a keeper has a successor for which a watch waits.
+#[test]
+fn a_watch_ends_with_the_names() {
+    let served = served();
+    let client = Client::connect(served.names.path()).unwrap();
+    let watch = client.watch("weights", 0).unwrap();
+    drop(served.names);
+    assert_eq!(watch.wait(Duration::ZERO).unwrap_err().kind(), ErrorKind::Gone);
+    assert_eq!(client.watch("weights", 0).map(drop).unwrap_err().kind(), ErrorKind::Gone);
+}
+
+#[test]
+fn a_fork_does_not_wait_over_its_parents_connection() {
+    if runs_alone() {
+        return;
+    }
+    let served = served();
+    let client = Client::connect(served.names.path()).unwrap();
+    let watch = client.watch("weights", 0).unwrap();
+    // SAFETY: the child calls functions that take no lock of another thread, and ends.
+    let fork = unsafe { libc::fork() };
+    if fork == 0 {
+        let is_gone = watch.wait(Duration::ZERO).is_err_and(|error| error.kind() == ErrorKind::Gone);
+        // SAFETY: it ends the child at once.
+        unsafe { libc::_exit(i32::from(!is_gone)) };
+    }
+    let mut status = 0;
+    // SAFETY: the pointer is to the status.
+    assert_eq!(unsafe { libc::waitpid(fork, &mut status, 0) }, fork);
+    assert_eq!(status, 0);
 }
 
 #[test]
@@ -100,7 +139,10 @@ fn one_process_serves_at_a_path() {
     assert_eq!(kind(&file), ErrorKind::Argument);
     assert_eq!(std::fs::read(&file).unwrap(), b"mine");
     assert_eq!(kind(&file.join("x")), ErrorKind::Argument);
-    assert_eq!(kind(&served.folder.path().join("p".repeat(120))), ErrorKind::Argument);
+    let long = |bytes: usize| path.with_file_name("p".repeat(bytes - served.folder.path().as_os_str().len() - 1));
+    assert_eq!(kind(&long(108)), ErrorKind::Argument);
+    let longest = Names::serve(&long(107), Settings::default()).unwrap();
+    Client::connect(longest.path()).unwrap().list().unwrap();
     let client = Client::connect(&path).unwrap();
     drop(served.names);
     assert_eq!(client.list().unwrap_err().kind(), ErrorKind::Gone);
@@ -110,6 +152,42 @@ fn one_process_serves_at_a_path() {
     let names = Names::serve(&path, Settings::default()).unwrap();
     Client::connect(names.path()).unwrap().list().unwrap();
     assert_eq!(client.put("x", &ticket(), 1).unwrap_err().kind(), ErrorKind::Gone);
+    drop(names);
+    std::env::set_current_dir(served.folder.path()).unwrap();
+    drop(UnixListener::bind("names").unwrap());
+    let names = Names::serve("names".as_ref(), Settings::default()).unwrap();
+    assert_eq!(names.path(), path);
+}
+
+/// Its parent still shares, and serves names.
+#[test]
+fn a_fork_ends_nothing_of_its_parent() {
+    if runs_alone() {
+        return;
+    }
+    let (served, sharing) = (served(), Folder::new());
+    let exporter = sharing.exporter(Limits::default());
+    let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
+    let client = Client::connect(served.names.path()).unwrap();
+    client.put("weights", &ticket, 1).unwrap();
+    // SAFETY: the child calls functions that take no lock of another thread, and ends.
+    let fork = unsafe { libc::fork() };
+    if fork == 0 {
+        // SAFETY: it ends the child if that waits for a thread of its parent.
+        unsafe { libc::alarm(PATIENCE.as_secs() as u32) };
+        let is_gone = exporter.end(&ticket).is_err_and(|error| error.kind() == ErrorKind::Gone);
+        let is_right = is_gone && exporter.is_elsewhere() && exporter.held() == Held::default();
+        drop((client, exporter, served.names));
+        // SAFETY: it ends the child at once.
+        unsafe { libc::_exit(i32::from(!is_right)) };
+    }
+    let mut status = 0;
+    // SAFETY: the pointer is to the status.
+    assert_eq!(unsafe { libc::waitpid(fork, &mut status, 0) }, fork);
+    assert_eq!(status, 0);
+    let found = Client::connect(served.names.path()).unwrap().get("weights", None).unwrap().1;
+    assert_eq!(read(&open(&found).unwrap().tensors[0]).unwrap(), "7");
+    client.list().unwrap();
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use super::child::{Child, runs_alone};
 use super::{Folder, LONG, PATIENCE, share};
 use bridge_core::ErrorKind;
-use bridge_ipc::{Client, Exporter, Limits, Names, Settings, Ticket, Writing, open};
+use bridge_ipc::{Client, Exporter, Limits, Names, Settings, Ticket, Writing, open, process};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 fn denied(folder: &Path, users: Vec<u32>) -> String {
@@ -73,6 +73,41 @@ fn a_forged_ticket_ends_nothing() {
     exporter.revoke(&ticket).unwrap();
     exporter.revoke(&ticket).unwrap();
     assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Gone);
+}
+
+/// A socket that does not listen yet may be in the making, for a minute. Other files are not touched.
+#[test]
+fn a_sweep_removes_what_was_abandoned() {
+    let folder = Folder::new();
+    drop(folder.exporter(Limits::default()));
+    std::fs::create_dir_all(folder.path()).unwrap();
+    for (name, age, is_left) in
+        [("1.sock", 0, false), ("2.new", 0, true), ("3.new", 100, false), ("4.other", 0, true), ("5.other", 100, true)]
+    {
+        let path = folder.path().join(name);
+        drop(UnixListener::bind(&path).unwrap());
+        let time = rustix::fs::Timespec { tv_sec: std::fs::metadata(&path).unwrap().mtime() - age, tv_nsec: 0 };
+        let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+        rustix::fs::utimensat(rustix::fs::CWD, &path, &times, rustix::fs::AtFlags::empty()).unwrap();
+        drop(folder.exporter(Limits::default()));
+        assert_eq!(path.exists(), is_left, "{name}");
+    }
+}
+
+#[test]
+fn the_exporter_of_a_process_is_configured_before_it_is_made() {
+    if runs_alone() {
+        return;
+    }
+    let folder = Folder::new();
+    let configure = || process::configure(Settings { folder: Some(folder.path().into()), ..Settings::default() });
+    configure().unwrap();
+    assert!(process::exporter_if_any().is_none());
+    let exporter = process::exporter().unwrap();
+    assert!(Arc::ptr_eq(&process::exporter_if_any().unwrap(), &exporter));
+    assert_eq!(configure().unwrap_err().kind(), ErrorKind::Argument);
+    process::close();
+    configure().unwrap();
 }
 
 /// The first share of a process is made while others remove what dead processes have left.
