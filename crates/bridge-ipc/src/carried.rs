@@ -7,13 +7,13 @@ use crate::device::{self, Role};
 use crate::exporter::Exporter;
 use crate::importer::Opened;
 use crate::line::broken;
-use crate::parcel::{MAX_TENSORS, Parcel, Part, described, has_run, lending_of};
-use crate::rooms::{Spec, rooms};
-use crate::tensor::{Arena, Ipc, IpcTensor};
+use crate::own::Own;
+use crate::parcel::{MAX_TENSORS, Parcel, Part, has_run, lending_of};
+use crate::tensor::{Arena, Ipc, IpcTensor, Keeps};
 use crate::ticket::Ticket;
 use crate::wire::{Described, MAX_FILES};
 use bridge_core::{
-    Adapter, COPY_ALIGNMENT, DType, Device, Error, ErrorKind, Layout, Ordering, Pair, Result, Stream, copy_all,
+    Access, Adapter, COPY_ALIGNMENT, DType, Device, Error, ErrorKind, Layout, Ordering, Pair, Result, Stream, copy_all,
 };
 use serde::{Deserialize, Serialize};
 use std::any::Any;
@@ -75,22 +75,26 @@ impl Outgoing {
             blocks.push(Block::new(Device::CPU, &bytes));
         }
         let packed: Vec<usize> = (0..items.len()).filter(|index| items[*index].is_none()).collect();
-        let spec = |index: &usize| {
-            let tensor = &tensors[*index];
-            (tensor.dtype(), tensor.layout().shape().to_vec(), tensor.device())
-        };
-        let specs: Vec<Spec> = packed.iter().map(spec).collect();
         let (mut pairs, mut streams) = (Vec::with_capacity(packed.len()), Vec::new());
-        for (arena, placed) in rooms(&specs, false)? {
-            let (number, start) = (blocks.len(), arena.bytes().start);
-            for (at, target) in placed {
-                let Described { dtype, shape, offset, .. } = described(&target, number, start);
-                items[packed[at]] = Some(Item(dtype, shape, number, offset));
-                pairs.push((&tensors[packed[at]], target));
+        for (device, indices) in by_device(&packed, &tensors) {
+            let mut nbytes = 0usize;
+            for index in &indices {
+                nbytes = nbytes.saturating_add(Arena::room_for(device, tensors[*index].layout().nbytes()));
             }
-            streams.extend(lending(&arena)?);
-            blocks.push(Block::new(arena.device(), &arena.bytes()));
-            owners.push(Box::new(arena));
+            let (loan, number) = (Arc::new(Loan::new(device, nbytes.max(1))?), blocks.len());
+            let (start, mut offset) = (loan.bytes().start, 0);
+            let stream = loan.stream()?;
+            for index in indices {
+                let (dtype, shape) = (tensors[index].dtype(), tensors[index].layout().shape().to_vec());
+                let place = (start + offset, dtype, Layout::new(dtype, &shape, None, 0)?);
+                let on = (device, Access::ReadWrite, stream.map(|(_, stream)| stream));
+                pairs.push((&tensors[index], IpcTensor::imported(place, on, Arc::clone(&loan) as _)));
+                items[index] = Some(Item(dtype, shape, number, offset));
+                offset += Arena::room_for(device, tensors[index].layout().nbytes());
+            }
+            streams.extend(stream);
+            blocks.push(Block { device, address: start, nbytes: offset });
+            owners.push(Box::new(loan));
         }
         copy(&pairs, ordering)?;
         has_run(&streams)?;
@@ -143,10 +147,87 @@ fn side_by_side(tensors: &[IpcTensor]) -> Option<Range<usize>> {
     hull.filter(|hull| hull.len() <= sum.saturating_mul(2).saturating_add(COPY_ALIGNMENT * tensors.len()))
 }
 
-/// Returns the stream in which memory of a device is lent.
-fn lending(arena: &Arena) -> Result<Option<(Device, Stream)>> {
-    let device = arena.device();
+/// Returns the tensors of each device.
+fn by_device(indices: &[usize], tensors: &[IpcTensor]) -> Vec<(Device, Vec<usize>)> {
+    let mut found: Vec<(Device, Vec<usize>)> = Vec::new();
+    for index in indices {
+        let device = tensors[*index].device();
+        match found.iter_mut().find(|(known, _)| *known == device) {
+            Some((_, indices)) => indices.push(*index),
+            None => found.push((device, vec![*index])),
+        }
+    }
+    found
+}
+
+/// Memory for one block. That of a device is used again: to allocate it, and to map it into the processes at both ends,
+/// takes milliseconds for each gigabyte.
+struct Loan(Option<Arc<Arena>>);
+
+/// The memory of devices that nothing uses.
+static IDLE: Own<Vec<Arc<Arena>>> = Own::new();
+
+impl Loan {
+    /// Returns memory of at least this length: such that is idle, or new one in the place of all that is.
+    fn new(device: Device, nbytes: usize) -> Result<Self> {
+        let mut idle = IDLE.lock();
+        let fits = |arena: &Arc<Arena>| {
+            let length = arena.bytes().len();
+            arena.device() == device && (nbytes..=nbytes.saturating_mul(2)).contains(&length)
+        };
+        if let Some(at) = idle.iter().position(fits) {
+            return Ok(Self(Some(idle.swap_remove(at))));
+        }
+        let (old, others) = idle.drain(..).partition(|arena| arena.device() == device);
+        *idle = others;
+        drop(idle);
+        drop::<Vec<_>>(old);
+        Ok(Self(Some(Arc::new(Arena::new(device, nbytes, false)?))))
+    }
+
+    fn arena(&self) -> &Arc<Arena> {
+        self.0.as_ref().expect("it is there until it is dropped")
+    }
+
+    fn bytes(&self) -> Range<usize> {
+        self.arena().bytes()
+    }
+
+    fn stream(&self) -> Result<Option<(Device, Stream)>> {
+        lent_in(self.arena().device())
+    }
+}
+
+/// Returns the stream in which memory of a device is lent; `None` on the host.
+fn lent_in(device: Device) -> Result<Option<(Device, Stream)>> {
     if device::in_streams(device) { Ok(Some((device, device::stream(device, Role::Lends)?))) } else { Ok(None) }
+}
+
+impl Keeps for Loan {}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        let Some(arena) = self.0.take() else { return };
+        // Readers of other processes have that stream wait for them.
+        if let Ok(Some(stream)) = lent_in(arena.device()) {
+            device::drop_after(&[stream], Arc::new(Idle(arena)));
+        }
+    }
+}
+
+/// Memory that is idle when this is dropped.
+struct Idle(Arc<Arena>);
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        IDLE.lock().push(Arc::clone(&self.0));
+    }
+}
+
+/// Frees the memory of devices that is kept for the next [`Outgoing`] and [`Incoming`].
+pub fn free_idle() {
+    let idle = std::mem::take(&mut *IDLE.lock());
+    drop(idle);
 }
 
 fn copy(pairs: &[(&IpcTensor, IpcTensor)], ordering: &Arc<dyn Ordering>) -> Result<()> {
@@ -160,7 +241,7 @@ fn copy(pairs: &[(&IpcTensor, IpcTensor)], ordering: &Arc<dyn Ordering>) -> Resu
 
 /// Blocks of memory that are filled from another host, and the tensors in them.
 pub struct Incoming {
-    arenas: Vec<Arc<Arena>>,
+    loans: Vec<Loan>,
     tensors: Vec<Described>,
     nbytes: usize,
 }
@@ -195,22 +276,21 @@ impl Incoming {
             Ok(Described { segment, offset, dtype, strides: layout.strides().to_vec(), shape })
         });
         let tensors = found.collect::<Result<_>>()?;
-        let arena = |(device, nbytes): &(Device, usize)| {
+        let loan = |(device, nbytes): &(Device, usize)| {
             if *device != Device::CPU && !device::in_streams(*device) {
                 return Err(elsewhere(*device));
             }
-            let made = Arena::new(*device, (*nbytes).max(1), false).map(Arc::new);
-            made.map_err(|error| match error.kind() {
+            Loan::new(*device, (*nbytes).max(1)).map_err(|error| match error.kind() {
                 ErrorKind::Device => elsewhere(*device).caused_by(error),
                 _ => error,
             })
         };
-        Ok(Self { arenas: blocks.iter().map(arena).collect::<Result<_>>()?, tensors, nbytes: total })
+        Ok(Self { loans: blocks.iter().map(loan).collect::<Result<_>>()?, tensors, nbytes: total })
     }
 
     /// Returns the blocks to fill.
     pub fn blocks(&self) -> Vec<Block> {
-        self.arenas.iter().map(|arena| Block::new(arena.device(), &arena.bytes())).collect()
+        self.loans.iter().map(|loan| Block::new(loan.arena().device(), &loan.bytes())).collect()
     }
 
     /// Shares the tensors, for a ticket of this host that expires after `time`. Nothing may write to the blocks any
@@ -221,16 +301,17 @@ impl Incoming {
     /// Those of [`Parcel::share`].
     pub fn share(self, exporter: &Exporter, time: Duration, tree: Option<String>) -> Result<Ticket> {
         let mut parcel = Parcel::empty(None, false);
-        for arena in self.arenas {
-            let part = match lending(&arena)? {
+        for mut loan in self.loans {
+            let part = match loan.stream()? {
                 Some(stream) => {
-                    let lending = lending_of(&arena)?;
+                    let (lending, arena) = (lending_of(loan.arena())?, Arc::clone(loan.arena()));
                     parcel.streams.push(stream);
-                    parcel.owners.push(Box::new((Arc::clone(&lending.named), Arc::clone(&arena))));
+                    parcel.owners.push(Box::new((Arc::clone(&lending.named), loan)));
                     Part::Filled(lending, arena)
                 }
                 None => {
-                    parcel.bytes = parcel.bytes.saturating_add(arena.bytes().len());
+                    parcel.bytes = parcel.bytes.saturating_add(loan.bytes().len());
+                    let Some(arena) = loan.0.take() else { continue };
                     Part::Fresh(arena)
                 }
             };

@@ -80,7 +80,7 @@ mod tensor;
 mod ticket;
 mod wire;
 
-pub use carried::{Block, Incoming, Outgoing};
+pub use carried::{Block, Incoming, Outgoing, free_idle};
 pub use exporter::{Exporter, Held};
 pub use importer::{Opened, StaysMapped, check, is_leasing, open};
 pub use line::while_waiting;

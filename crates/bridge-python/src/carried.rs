@@ -97,9 +97,16 @@ pub(crate) fn ipc_enter(py: Python<'_>, index: i32) -> PyResult<()> {
     enter().map_err(|error| into_python(py, error))
 }
 
-/// Enters the classes and the function into the module.
+/// Frees memory of GPUs that is kept for the next transfer.
+#[pyfunction]
+pub(crate) fn ipc_rest(py: Python<'_>) {
+    py.detach(bridge_ipc::free_idle);
+}
+
+/// Enters the classes and the functions into the module.
 pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Outgoing>()?;
     module.add_class::<Incoming>()?;
+    module.add_function(wrap_pyfunction!(ipc_rest, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_enter, module)?)
 }

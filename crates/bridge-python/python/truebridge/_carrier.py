@@ -35,7 +35,7 @@ __all__ = ["main"]
 #: Seconds that the carrier stays at most for pending transfers after its program has ended.
 _AFTER = 150.0
 
-#: Seconds without a transfer after which its agents, whose threads poll, are destroyed.
+#: Seconds without a transfer after which its agents, whose threads poll, and unused memory of GPUs are returned.
 _IDLE = 2.0
 
 
@@ -150,6 +150,7 @@ class Carrier:
     def rest(self) -> None:
         """Return what only transfers need."""
         self.agents.clear()
+        _core.ipc_rest()
 
     def warm(self) -> None:
         """Import what transfers need, before the first one."""
