@@ -95,7 +95,12 @@ def measure(device: str, to: str, count: int, nbytes: int, rounds: int) -> list[
             other(f"device, kind = {device!r}, {_kind(device)!r}")
             other.define(KNOWS)
             other(f"make({count}, {nbytes}, {GAP})")
-            ways = [("ours", _ours), ("ours, rows", _rows), ("NIXL", _alone), ("NIXL, first", _first)]
+            ways: list[tuple[str, Callable[..., tuple[Any, ...]]]] = [
+                ("ours", _ours),
+                ("ours, rows", _rows),
+                ("NIXL", _alone),
+                ("NIXL, first", _first),
+            ]
             return [
                 _timed(what, to, count, nbytes, rounds, *way(other, to, count, nbytes))
                 for what, way in ways

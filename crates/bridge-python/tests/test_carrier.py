@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 import truebridge as tb
 from hosted import carriers_of, descriptors_of, listening
 from truebridge import _hosts, processes
+from truebridge._channel import Channel, Server
 from truebridge_conformance.others import wait_until
 
 pytest.importorskip("torch")
@@ -149,6 +151,32 @@ def test_a_killed_carrier_is_replaced() -> None:
     assert third.port == ticket.port and tb.open(third, "numpy").sum() == 4
     for each in (ticket, other, third):
         tb.revoke(each)
+
+
+def test_the_next_carrier_serves_before_it_opens() -> None:
+    ticket = tb.share(np.ones(3), reach="hosts")
+    for _ in range(3):
+        assert _hosts._here.carrier is not None
+        ended = select.poll()
+        ended.register(_hosts._here.carrier.control, 0)
+        os.kill(own(), signal.SIGKILL)
+        assert ended.poll(20_000)
+        assert tb.open(ticket, "numpy").sum() == 3
+    tb.revoke(ticket)
+
+
+@pytest.mark.parametrize("length", [70_000, 300_000])
+def test_a_long_refusal_is_an_error_that_can_be_printed(length: int) -> None:
+    def refuse(channel: Channel, _: int) -> None:
+        channel.send({"is": "refused", "kind": "gone", "text": "\ud800\x1b[31m" + "x" * length})
+
+    token = os.urandom(16)
+    server = Server(("127.0.0.1", 0), lambda _: token, refuse)
+    ticket = _hosts.HostTicket("127.0.0.1", server.port, 1, token.hex(), time.time() + 60)
+    with pytest.raises(tb.BridgeConnectionError) as caught:
+        tb.open(ticket, "numpy")
+    server.stop()
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 2000
 
 
 def test_descriptors_are_bounded() -> None:

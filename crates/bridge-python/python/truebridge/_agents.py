@@ -29,6 +29,9 @@ __all__ = ["Agents", "Reader", "enter", "memory_of", "nixl", "nixl_agent", "regi
 #: The transfers of one agent, after which it is replaced.
 _USES = 32
 
+#: How many requests read at a time: each has an agent, whose threads and descriptors the system must have.
+_TURNS = 8
+
 #: The modules of NIXL's packages, that for any CUDA first.
 _MODULES = ("nixl", "nixl_cu13", "nixl_cu12")
 
@@ -95,6 +98,7 @@ class Agents:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.turns = threading.BoundedSemaphore(_TURNS)
         self._idle: list[Reader] = []
         #: The agent that lends memory of a device, and how often it was used.
         self._lenders: dict[Place, tuple[Any, int]] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -162,7 +163,8 @@ def _refused(error: Exception) -> dict[str, str]:
     """Return the answer that says why something fails."""
     if not isinstance(error, BridgeError):
         error = of_kind("framework", f"{type(error).__name__}: {error}")
-    return {"is": "refused", "kind": error.kind, "text": str(error)}
+    # The whole answer is one packet.
+    return {"is": "refused", "kind": error.kind, "text": str(error)[:4000]}
 
 
 def _answer(request: socket.socket, answer: dict[str, Any]) -> None:
@@ -219,6 +221,10 @@ def main(control: int, program: int) -> None:
     """
     # It is that of the program alone: a terminal sends it to both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Each connection and each result has descriptors. A library that gets none aborts.
+    with contextlib.suppress(ValueError, OSError):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     carrier = Carrier()
     threading.Thread(target=carrier.warm, daemon=True).start()
     for said, descriptors in _requests(socket.socket(fileno=control), program, carrier):
@@ -227,9 +233,13 @@ def main(control: int, program: int) -> None:
                 _core.ipc_configure(said["folder"], (), None, None, None, None)
         elif said["do"] == "forget":
             carrier.forget(said["share"])
-        else:
+        elif descriptors:
             request = socket.socket(fileno=descriptors[0])
-            threading.Thread(target=carrier.attend, args=(said, request), daemon=True).start()
+            if said["do"] == "share":
+                # What comes next may open it.
+                carrier.attend(said, request)
+            else:
+                threading.Thread(target=carrier.attend, args=(said, request), daemon=True).start()
     # A program that waits for the end of the output must not wait for this process.
     with open(os.devnull, "w") as null:
         os.dup2(null.fileno(), 2)

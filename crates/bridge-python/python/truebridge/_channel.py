@@ -180,6 +180,8 @@ def connect(address: tuple[str, int], share: int, token: bytes) -> Channel:
     try:
         connection = socket.create_connection(address, timeout=PATIENCE)
     except (OSError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
+            raise of_kind("out_of_memory", "too many files are open: raise the limit (ulimit -n)") from error
         text = f"no process listens at {address[0]}, port {address[1]}: {error}. Ask for a new ticket, or open the port"
         raise of_kind("gone", text) from error
     channel = Channel(connection)

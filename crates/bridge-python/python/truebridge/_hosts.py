@@ -202,7 +202,8 @@ def _asked(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
             except ConnectionError:
                 body = b""
             if not body:
-                raise of_kind("gone", "the carrier of this process has ended before it answered: try again")
+                text = "the carrier of this process has ended before it answered, or has too many files open: try again"
+                raise of_kind("gone", text)
             answer = json.loads(body)
             if answer["is"] == "refused":
                 raise of_kind(answer["kind"], answer["text"])

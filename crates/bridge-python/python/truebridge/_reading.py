@@ -6,7 +6,7 @@ import base64
 import contextlib
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _core
 from ._agents import enter, memory_of, registered
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ._core import Ticket
 
 __all__ = ["Reading"]
+
+Made = TypeVar("Made")
 
 #: Seconds for which the result can be opened.
 _LONG = 60.0
@@ -86,6 +88,8 @@ class Reading:
     transfers: list[_Transfer] = field(default_factory=list)
     #: The memory that is written to.
     incoming: _core.Incoming | None = None
+    #: Whether it is one of those that read at a time.
+    has_turn: bool = False
 
     def run(self, ticket: Any, place: tuple[str, int | None] | None) -> Ticket:
         """Read the tensors. Return a ticket of this host for them."""
@@ -101,13 +105,16 @@ class Reading:
                 raise of_kind(
                     "protocol", "the other end refuses for an unknown reason: use one version of truebridge in both"
                 )
-            raise of_kind(kind, f"the process that shares refuses: {text}")
+            raise of_kind(kind, f"the process that shares refuses: {_printable(text)}")
         return self.read(said, place)
 
     def read(self, said: dict[str, Any], place: tuple[str, int | None] | None) -> Ticket:
         """Read what an answer describes. ``place`` is where it is to arrive, if not at the same devices."""
         tensors, tree, blocks = _described(said)
         lengths = [(*_place_of(block.device, place), block.nbytes) for block in blocks]
+        while not self.has_turn:
+            self.check()
+            self.has_turn = self.agents.turns.acquire(timeout=0.05)
         self.incoming = incoming = _sound(lambda: _core.Incoming(tensors, lengths))
         for block, (kind, index, address, _) in zip(blocks, incoming.blocks, strict=True):
             if block.nbytes:
@@ -124,6 +131,13 @@ class Reading:
 
     def end(self) -> None:
         """Free everything, as soon as nothing is under way: to cancel a transfer does not end its writes at once."""
+        try:
+            self._free()
+        finally:
+            if self.has_turn:
+                self.agents.turns.release()
+
+    def _free(self) -> None:
         for transfer in self.transfers:
             if not transfer.release():
                 _unknown.append(self)
@@ -180,6 +194,11 @@ class Reading:
         transfer.is_done = True
 
 
+def _printable(text: str) -> str:
+    """Return what a terminal may show of a text of another host."""
+    return "".join(character if character.isprintable() else "?" for character in text[:1000])
+
+
 def _place_of(theirs: Place, place: tuple[str, int | None] | None) -> Place:
     """Return the device at which a block arrives."""
     kind, index = theirs if place is None else place
@@ -188,7 +207,7 @@ def _place_of(theirs: Place, place: tuple[str, int | None] | None) -> Place:
     return kind, index
 
 
-def _sound(call: Callable[[], Any]) -> Any:
+def _sound(call: Callable[[], Made]) -> Made:
     """Make a call with what the other host has described. The program has not chosen it."""
     try:
         return call()
@@ -206,7 +225,9 @@ def _described(said: dict[str, Any]) -> tuple[str, str | None, list[_Block]]:
             raise ValueError("the tensors are a text")
         if not isinstance(tree, (str, type(None))):
             raise ValueError("the tree is a text")
-    except (AttributeError, TypeError, ValueError, LookupError) as error:
+        if len({block.device for block in blocks}) < len(blocks):
+            raise ValueError("a device has one block")
+    except (AttributeError, TypeError, ValueError, LookupError, OverflowError) as error:
         raise of_kind("protocol", _NONSENSE) from error
     return tensors, tree, blocks
 
