@@ -183,26 +183,27 @@ impl Drop for DeviceMapping {
 /// Keeps memory of another process mapped after its use, for the next one: to map it takes milliseconds. Where the driver
 /// needs it unmapped, or the memory must be unmapped before its owner frees it, it is.
 #[derive(Debug)]
-pub(crate) struct Expected(Arc<Slot>);
+pub(crate) struct Expected(Device, Arc<Slot>);
 
 impl Expected {
     /// Returns `None` for memory that is not kept mapped.
     pub(crate) fn new(mapping: &DeviceMapping) -> Option<Self> {
         let slot = mapping.slot.as_ref().filter(|slot| !slot.is_ordered())?;
         slot.expect(true);
-        Some(Self(Arc::clone(slot)))
+        Some(Self(mapping.device, Arc::clone(slot)))
     }
 
     /// Returns whether it is this memory.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.1, &other.1)
     }
 }
 
 impl Drop for Expected {
     fn drop(&mut self) {
-        if self.0.expect(false) {
-            close_later(Arc::clone(&self.0));
+        // A fork has no lane: the slot, and the thread that closes, are its parent's.
+        if lane(self.0, Role::Opens).is_ok() && self.1.expect(false) {
+            close_later(Arc::clone(&self.1));
         }
     }
 }

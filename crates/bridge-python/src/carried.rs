@@ -1,7 +1,6 @@
 //! Tensors on their way to and from another host, for `_carrier.py`.
 
 use crate::errors::into_python;
-
 use crate::processes::{Ticket, read, seconds};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result};
 use bridge_ipc::{Block, process};

@@ -181,23 +181,7 @@ struct State {
     version: u64,
     /// The last tree with another text than that of `out`, and the tensor of it for each of `out`.
     seen: Option<(Option<String>, Vec<usize>)>,
-    /// How many versions were copied.
-    count: u64,
-    /// The memory of the last ones, and when it was copied last: later versions come in the same slots.
-    mapped: Vec<(u64, StaysMapped)>,
-}
-
-/// A slot stays mapped for so many versions. One that none of them has used may have been freed.
-const MAPPED: u64 = 4;
-
-impl State {
-    /// Keeps the memory of a version mapped.
-    fn keep(&mut self, version: StaysMapped) {
-        self.count += 1;
-        let count = self.count;
-        self.mapped.retain(|(last, known)| last + MAPPED > count && !known.is(&version));
-        self.mapped.push((count, version));
-    }
+    mapped: StaysMapped,
 }
 
 #[pymethods]
@@ -238,11 +222,9 @@ impl Subscription {
     fn refresh(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         let refresh = |call: Option<&trace::Call>| {
             let Some((version, opened)) = py.detach(|| self.newest())? else { return Ok(None) };
-            let mapped = opened.stay_mapped();
+            locked(&self.state).mapped.keep(&opened);
             self.copy(py, call, opened)?;
-            let mut state = locked(&self.state);
-            state.version = version;
-            state.keep(mapped);
+            locked(&self.state).version = version;
             Ok(Some(version))
         };
         trace::call("copy", "", refresh).map_err(|error| into_python(py, error))
@@ -270,7 +252,7 @@ impl Subscription {
         loop {
             let Some((version, ticket)) = client.newest(&self.name)? else {
                 // The trainer has ended.
-                locked(&self.state).mapped.clear();
+                locked(&self.state).mapped = StaysMapped::default();
                 return Ok(None);
             };
             if version == locked(&self.state).version || missed == Some(version) {

@@ -25,13 +25,19 @@ import pytest
 import truebridge as tb
 from hosted import LENDS, READS, Program, carriers_of, listening
 from truebridge import processes
-from truebridge._agents import Agents
+from truebridge._agents import Agents, nixl
 from truebridge._channel import Channel
 from truebridge._reading import Reading
 from truebridge_conformance.others import wait_until
 
 torch: Any = pytest.importorskip("torch")
-pytest.importorskip("nixl_cu12")
+try:
+    nixl()
+except ImportError:
+    pytest.skip("NIXL is not installed", allow_module_level=True)
+
+#: The host, and each GPU.
+DEVICES = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
 
 
 #: Carriers that are killed in a test, and the seed of the times.
@@ -56,7 +62,9 @@ def same(one: Any, other: Any) -> None:
             same(left, right)
     elif isinstance(one, torch.Tensor):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        one, other = (tensor.flatten().contiguous().view(torch.uint8) for tensor in (one, other))
+        # A length of 1 may have any stride, which `contiguous` keeps.
+        copies = (tensor.cpu().flatten().clone(memory_format=torch.contiguous_format) for tensor in (one, other))
+        one, other = (tensor.view(torch.uint8) for tensor in copies)
         assert torch.equal(one, other)
     else:
         assert one == other
@@ -94,15 +102,23 @@ def test_random_tensors_arrive(seed: int) -> None:
     tree = []
     for _ in range(made.randrange(1, 40)):
         shape = [made.choice([0, 1, 2, 3, 7, 300]) for _ in range(made.randrange(4))]
-        tensor = torch.randint(0, 100, shape).to(made.choice(dtypes))
+        tensor = torch.randint(0, 100, shape).to(made.choice(DEVICES), made.choice(dtypes))
         if tensor.ndim:
             tensor = tensor.permute(made.sample(range(tensor.ndim), tensor.ndim))
             tensor = tensor[:: made.randrange(1, 3)]
         tree.append(tensor)
     if made.random() < 0.5:
-        tree.append(torch.randn(1 << 19))
+        tree.append(torch.randn(1 << 19, device=made.choice(DEVICES)))
     ticket = tb.share(tree, reach="hosts")
-    same(tree, tb.open(ticket, "torch"))
+    found = tb.open(ticket, "torch")
+    assert [tensor.device for tensor in found] == [tensor.device for tensor in tree]
+    same(tree, found)
+    # Each block is used again.
+    for device in DEVICES:
+        del found
+        found = tb.open(ticket, "torch", device=device)
+        assert {str(tensor.device) for tensor in found} == {device}
+        same(tree, found)
     tb.revoke(ticket)
 
 

@@ -247,6 +247,8 @@ mod tests {
     fn memory_opens_where_the_driver_wants_other_memory_closed_first() {
         let (slots, is_open) = (Slots::new(), Cell::new(true));
         let (old, _) = enter(&slots, 1).0.unwrap();
+        // Also where it is expected to be used again.
+        old.expect(true);
         let ends = leave_soon(Arc::clone(&old));
         let open = || match is_open.get() {
             true => Err(Error::new(ErrorKind::Busy, "already mapped")),

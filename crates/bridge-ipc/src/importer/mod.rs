@@ -1,6 +1,7 @@
 //! The process that opens: connections, and the leases that come through them.
 
 mod connection;
+mod stays;
 
 use crate::device::{self, DeviceMapping, Expected, Role};
 use crate::line::{broken, refused};
@@ -14,6 +15,7 @@ use bridge_core::{Access, Device, Error, ErrorKind, Layout, Lent, Result, Stream
 use connection::{Connection, Share};
 use rustix::fd::OwnedFd;
 use smallvec::SmallVec;
+pub use stays::StaysMapped;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -214,26 +216,6 @@ impl Opened {
     /// process that shares them gets them back when this one has read them, and its device waits for no work of this one.
     pub fn keep_for(self, streams: &[(Device, Stream)]) {
         device::drop_after(streams, Arc::new(self.tensors));
-    }
-
-    /// Keeps the memory of devices mapped when the tensors are dropped, as long as the returned value lives: the next
-    /// ticket for the same memory opens in less time. It is no lease. Until the mapping ends, memory that its owner has
-    /// freed is not returned to the device.
-    pub fn stay_mapped(&self) -> StaysMapped {
-        // All tensors are of one share.
-        StaysMapped(self.tensors.first().map_or_else(Vec::new, IpcTensor::expected))
-    }
-}
-
-/// What keeps memory of other processes mapped, returned by [`Opened::stay_mapped`].
-#[derive(Debug)]
-#[must_use = "the memory is unmapped when this is dropped"]
-pub struct StaysMapped(Vec<Expected>);
-
-impl StaysMapped {
-    /// Returns whether both are of the same memory.
-    pub fn is(&self, other: &Self) -> bool {
-        self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(one, other)| one.is(other))
     }
 }
 
