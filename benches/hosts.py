@@ -3,8 +3,8 @@
 Another process on this host shares tensors with ``reach="hosts"``, and this one opens them: *ours*, a tensor for each
 piece of memory, and *ours, rows*, one tensor whose rows are the pieces. NIXL alone reads the same pieces, with one
 descriptor for each: *NIXL*, from memory that is registered and between agents that
-are connected beforehand, and *NIXL, first*, which does both for this read. Set ``UCX_TLS=tcp`` to measure the network's
-way.
+are connected beforehand, and *NIXL, first*, which does both for this read. Set ``UCX_TLS=tcp,cuda_copy`` to measure the
+network's way.
 
     python bench.py --hosts --report out --device cuda:0 --to cuda:1,cuda:0
 """

@@ -429,7 +429,7 @@ impl Parcel {
 }
 
 /// Waits until the work that is now in these streams has run.
-pub(crate) fn has_run(streams: &[(Device, Stream)]) -> Result<()> {
+fn has_run(streams: &[(Device, Stream)]) -> Result<()> {
     let (running, finished) = mpsc::channel::<Infallible>();
     device::drop_after(streams, Arc::new(running));
     while finished.recv_timeout(SLICE) == Err(RecvTimeoutError::Timeout) {

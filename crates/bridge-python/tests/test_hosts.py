@@ -26,7 +26,7 @@ import truebridge as tb
 from hosted import LENDS, READS, Program, carriers_of, listening
 from truebridge import processes
 from truebridge._agents import Agents, nixl
-from truebridge._channel import Channel
+from truebridge._channel import Channel, Channels
 from truebridge._reading import Reading
 from truebridge_conformance.others import wait_until
 
@@ -164,7 +164,9 @@ assert tb.open(small, "torch").sum() == 3
 """
     tickets = [tb.share(torch.ones(size), reach="hosts", expires=600) for size in (3, 1 << 24)]
     lines = "".join(ticket.text + "\n" for ticket in tickets)
-    environment = {**os.environ, "UCX_TLS": "tcp", "UCX_LOG_LEVEL": "fatal"}
+    # NIXL asks for a way to memory of GPUs where there are some.
+    ways = "tcp,cuda_copy" if torch.cuda.is_available() else "tcp"
+    environment = {**os.environ, "UCX_TLS": ways, "UCX_LOG_LEVEL": "fatal"}
     subprocess.run([sys.executable, "-c", code], input=lines, text=True, check=True, env=environment, timeout=120)
     for ticket in tickets:
         tb.revoke(ticket)
@@ -395,7 +397,7 @@ def answered(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_an_answer_that_makes_no_sense_is_refused(answer: dict[str, Any]) -> None:
-    reading = Reading(Agents(), lambda: None)
+    reading = Reading(Agents(), Channels(), lambda: None)
     assert kind_of(lambda: reading.read(answer, None))[0] in {"protocol", "version", "out_of_memory", "gone"}
     reading.end()
     # It may know a part of the other one.

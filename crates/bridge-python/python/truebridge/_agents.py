@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agents", "Reader", "enter", "memory_of", "nixl", "nixl_agent", "registered"]
 
-#: The transfers of one agent, after which it is replaced.
+#: How many other ends one agent knows in turn, and how often it lends: then it is replaced.
 _USES = 32
 
 #: How many requests read at a time: each has an agent, whose threads and descriptors the system must have.
@@ -90,7 +90,28 @@ class Reader:
 
     agent: Any
     device: Place
-    uses: int = 0
+    #: NIXL's metadata of the other end, and the agent's name for it.
+    about: bytes = b""
+    peer: Any = None
+    #: How many other ends it has known.
+    count: int = 0
+
+    def meet(self, about: bytes) -> None:
+        """Tell the agent of another end. One that it knows, with the same memory, keeps its connection."""
+        if about == self.about:
+            return
+        if self.peer is not None:
+            self.agent.remove_remote_agent(self.peer)
+        self.about, self.peer, self.count = b"", None, self.count + 1
+        try:
+            self.peer = self.agent.add_remote_agent(about)
+        except Exception as error:
+            if type(error).__name__ == "nixlBackendError":
+                text = f"the other process cannot be reached by NIXL, or has ended ({error}). Ask for a new ticket"
+                raise of_kind("gone", text) from error
+            text = f"NIXL does not know the other end: use one version of it in both ({error})"
+            raise of_kind("version", text) from error
+        self.about = about
 
 
 class Agents:
@@ -118,19 +139,19 @@ class Agents:
             self._idle.clear()
             self._lenders.clear()
 
-    def take(self, device: Place) -> Reader:
-        """Return an agent that no other request uses."""
+    def take(self, device: Place, about: bytes) -> Reader:
+        """Return an agent that no other request uses, and that knows the other end if there is one."""
         with self._lock:
-            for reader in reversed(self._idle):
-                if reader.device == device:
-                    self._idle.remove(reader)
-                    return reader
-            # Agents are not made at the same time.
-            return Reader(nixl_agent(device), device)
+            idle = [reader for reader in self._idle if reader.device == device]
+            if not idle:
+                # Agents are not made at the same time.
+                return Reader(nixl_agent(device), device)
+            reader = max(idle, key=lambda reader: reader.about == about)
+            self._idle.remove(reader)
+            return reader
 
     def give(self, reader: Reader) -> None:
         """Take back an agent on which no transfer is pending."""
-        reader.uses += 1
-        if reader.uses < _USES:
+        if reader.count < _USES:
             with self._lock:
                 self._idle.append(reader)

@@ -15,12 +15,13 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._agents import Agents, nixl
-from ._channel import Server, address_of
+from ._channel import Channels, Server, address_of, refusal
 from ._hosts import MOST, HostTicket
 from ._lending import lend
 from ._reading import Reading
@@ -52,6 +53,9 @@ class Carrier:
     """What a carrier has."""
 
     agents: Agents = field(default_factory=Agents)
+    channels: Channels = field(default_factory=Channels)
+    #: Threads, one for each request.
+    work: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1 << 16))
     lock: threading.Lock = field(default_factory=threading.Lock)
     shares: dict[int, _Share] = field(default_factory=dict)
     server: Server | None = None
@@ -77,18 +81,19 @@ class Carrier:
             known = self.shares.get(number)
         return None if known is None or known.until < time.time() else known.token
 
-    def serve(self, channel: Channel, number: int) -> None:
-        """Answer a process of another host, and hold what it reads until it is done."""
+    def serve(self, channel: Channel, number: int) -> bool:
+        """Answer a process of another host, and hold what it reads until it is done. Return whether it said so."""
         with self.lock:
             known = self.shares.get(number)
         with self.transfer():
             try:
                 if known is None:
                     raise of_kind("gone", "the share has ended")
-                lend(self.agents, channel, known.ticket)
+                return lend(self.agents, channel, known.ticket)
             except Exception as error:
                 with contextlib.suppress(BridgeError):
-                    channel.send(_refused(error))
+                    channel.send(refusal(error))
+                return False
 
     def share(self, said: dict[str, Any]) -> dict[str, Any]:
         """Serve a ticket to other hosts. Return the port."""
@@ -118,7 +123,7 @@ class Carrier:
 
     def open(self, said: dict[str, Any], request: socket.socket) -> None:
         """Read what another host shares, and let the program open it."""
-        reading = Reading(self.agents, lambda: _check(request))
+        reading = Reading(self.agents, self.channels, lambda: _check(request))
         made = None
         try:
             with self.transfer():
@@ -126,7 +131,7 @@ class Carrier:
                     made = reading.run(HostTicket(**said["ticket"]), said["place"] and tuple(said["place"]))
                     _answer(request, {"is": "opened", "ticket": made.text})
                 except Exception as error:
-                    _answer(request, _refused(error))
+                    _answer(request, refusal(error))
                 finally:
                     reading.end()
             # The program closes its end when it has opened the ticket.
@@ -145,11 +150,12 @@ class Carrier:
             try:
                 answer = self.share(said)
             except Exception as error:
-                answer = _refused(error)
+                answer = refusal(error)
             _answer(request, answer)
 
     def rest(self) -> None:
         """Return what only transfers need."""
+        self.channels.clear()
         self.agents.clear()
         _core.ipc_rest()
 
@@ -157,14 +163,6 @@ class Carrier:
         """Import what transfers need, before the first one."""
         with contextlib.suppress(Exception):
             nixl()
-
-
-def _refused(error: Exception) -> dict[str, str]:
-    """Return the answer that says why something fails."""
-    if not isinstance(error, BridgeError):
-        error = of_kind("framework", f"{type(error).__name__}: {error}")
-    # The whole answer is one packet.
-    return {"is": "refused", "kind": error.kind, "text": str(error)[:4000]}
 
 
 def _answer(request: socket.socket, answer: dict[str, Any]) -> None:
@@ -239,7 +237,7 @@ def main(control: int, program: int) -> None:
                 # What comes next may open it.
                 carrier.attend(said, request)
             else:
-                threading.Thread(target=carrier.attend, args=(said, request), daemon=True).start()
+                carrier.work.submit(carrier.attend, said, request)
     # A program that waits for the end of the output must not wait for this process.
     with open(os.devnull, "w") as null:
         os.dup2(null.fileno(), 2)

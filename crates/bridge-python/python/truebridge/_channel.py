@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: The version of the messages.
-VERSION = 1
+VERSION = 2
 
 #: Seconds in which the other end proves itself and answers.
 PATIENCE = 10.0
@@ -31,7 +31,7 @@ PATIENCE = 10.0
 #: The most bytes of a message before both ends are known, and after that.
 _UNKNOWN, _KNOWN = 1 << 10, 1 << 28
 
-#: The most connections of a process whose other end is not known yet, and in all.
+#: The most connections of a process whose other end is not known, and in all.
 _MOST_UNKNOWN, _MOST = 16, 128
 
 #: What the system says of a connection whose other host it does not reach.
@@ -118,6 +118,16 @@ class Channel:
             raise _broken()
         return message
 
+    def greet(self, share: int, token: bytes) -> None:
+        """Prove to the process that has a share, and let it prove, that both know the token."""
+        own = os.urandom(_NONCE)
+        self.send({"truebridge": VERSION, "share": share, "nonce": own.hex()})
+        said = self.receive()
+        check_that_it_has_time(said)
+        if said.get("truebridge") != VERSION:
+            raise of_kind("version", "the other end speaks another version: use one version of truebridge in both")
+        self.prove(token, share, (own, _nonce(said)), is_server=False)
+
     def prove(self, token: bytes, share: int, nonces: tuple[bytes, bytes], is_server: bool) -> None:
         """Send the proof of this end, check that of the other one, and give both ways their keys."""
         about = (share.to_bytes(8, "big"), *nonces)
@@ -169,6 +179,14 @@ def _broken() -> BridgeError:
     return of_kind("protocol", "the other end sends what is not a message: use one version of truebridge in both")
 
 
+def refusal(error: Exception) -> dict[str, str]:
+    """Return the answer that says why something fails."""
+    if not isinstance(error, BridgeError):
+        error = of_kind("framework", f"{type(error).__name__}: {error}")
+    # A carrier's answer to its program is one packet.
+    return {"is": "refused", "kind": error.kind, "text": str(error)[:4000]}
+
+
 def check_that_it_has_time(message: dict[str, Any]) -> None:
     """Raise an error if the other end has said that it is busy."""
     if message.get("is") == "busy":
@@ -187,17 +205,54 @@ def connect(address: tuple[str, int], share: int, token: bytes) -> Channel:
     channel = Channel(connection)
     try:
         alive(connection)
-        own = os.urandom(_NONCE)
-        channel.send({"truebridge": VERSION, "share": share, "nonce": own.hex()})
-        said = channel.receive()
-        check_that_it_has_time(said)
-        if said.get("truebridge") != VERSION:
-            raise of_kind("version", "the other end speaks another version: use one version of truebridge in both")
-        channel.prove(token, share, (own, _nonce(said)), is_server=False)
+        channel.greet(share, token)
     except BaseException:
         channel.close()
         raise
     return channel
+
+
+class Channels:
+    """Connections that have served a request, for the next one to the same address."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[tuple[str, int], Channel]] = []
+
+    def connect(self, address: tuple[str, int], share: int, token: bytes) -> Channel:
+        """Connect as the function ``connect`` does, by an idle connection if there is one."""
+        while channel := self._take(address):
+            # The other end may have ended, or have dropped it for others.
+            if channel.is_quiet():
+                try:
+                    channel.greet(share, token)
+                except BridgeError as error:
+                    if error.kind == "busy":
+                        raise
+                else:
+                    return channel
+            channel.close()
+        return connect(address, share, token)
+
+    def _take(self, address: tuple[str, int]) -> Channel | None:
+        with self._lock:
+            for number, (known, channel) in enumerate(self._idle):
+                if known == address:
+                    del self._idle[number]
+                    return channel
+        return None
+
+    def give(self, address: tuple[str, int], channel: Channel) -> None:
+        """Take back a connection on which nothing is pending."""
+        with self._lock:
+            self._idle.append((address, channel))
+
+    def clear(self) -> None:
+        """Close the idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, channel in idle:
+            channel.close()
 
 
 def _nonce(message: dict[str, Any]) -> bytes:
@@ -211,17 +266,21 @@ def _nonce(message: dict[str, Any]) -> bytes:
 
 
 def alive(connection: socket.socket) -> None:
-    """Let the system notice within a minute that the other host is gone."""
+    """Send each message at once, and let the system notice within a minute that the other host is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Server:
-    """Accepts connections at an address, and serves each on a thread of its own, once its other end is known."""
+    """Accepts connections at an address, and serves each on a thread of its own, once its other end is known.
+
+    ``serve`` returns whether the connection serves another request, for which the other end proves itself anew.
+    """
 
     def __init__(
-        self, address: tuple[str, int], token: Callable[[int], bytes | None], serve: Callable[[Channel, int], None]
+        self, address: tuple[str, int], token: Callable[[int], bytes | None], serve: Callable[[Channel, int], bool]
     ) -> None:
         try:
             family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
@@ -269,9 +328,7 @@ class Server:
             channel = Channel(connection)
             with self._lock:
                 self._channels.add(channel)
-                self._unknown[channel] = connection
-                if len(self._unknown) > _MOST_UNKNOWN or len(self._channels) > _MOST:
-                    self._drop_the_oldest()
+                self._expect(channel, connection)
             thread = threading.Thread(target=self._attend, args=(channel, connection), name="truebridge-hosts")
             thread.daemon = True
             try:
@@ -282,8 +339,12 @@ class Server:
                     self._unknown.pop(channel, None)
                 self._end(channel)
 
-    def _drop_the_oldest(self) -> None:
-        """Let the thread of the oldest unknown connection end it: a silent one locks no other out."""
+    def _expect(self, channel: Channel, connection: socket.socket) -> None:
+        """Wait for the proof of a connection. If too many wait, drop the oldest: a silent one locks no other out."""
+        self._unknown[channel] = connection
+        if len(self._unknown) <= _MOST_UNKNOWN and len(self._channels) <= _MOST:
+            return
+        # Its own thread ends it.
         channel, connection = next(iter(self._unknown.items()))
         del self._unknown[channel]
         self._dropped.add(channel)
@@ -292,9 +353,9 @@ class Server:
 
     def _attend(self, channel: Channel, connection: socket.socket) -> None:
         try:
-            share = self._known(channel, connection)
-            if share is not None:
-                self._serve(channel, share)
+            while (share := self._known(channel, connection)) is not None and self._serve(channel, share):
+                with self._lock:
+                    self._expect(channel, connection)
         finally:
             self._end(channel)
 

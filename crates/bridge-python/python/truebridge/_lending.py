@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import _core
 from ._agents import registered
+from ._channel import refusal
 from .errors import BridgeError
 
 if TYPE_CHECKING:
@@ -23,8 +24,11 @@ __all__ = ["lend"]
 _LINGER, _LINGER_LOST = 5.0, 120.0
 
 
-def lend(agents: Agents, channel: Channel, ticket: Ticket) -> None:
-    """Describe the tensors of a ticket to another process, and hold their memory until it is done."""
+def lend(agents: Agents, channel: Channel, ticket: Ticket) -> bool:
+    """Describe the tensors of a ticket to another process, and hold their memory until it is done.
+
+    Return whether it has said so: then the connection serves the next request.
+    """
     outgoing = _core.Outgoing(ticket)
     with contextlib.ExitStack() as held:
         blocks = []
@@ -41,8 +45,16 @@ def lend(agents: Agents, channel: Channel, ticket: Ticket) -> None:
             blocks.append({"device": (kind, index), "address": address, "nbytes": nbytes, "agent": agent_text})
         channel.send({"is": "opened", "tensors": outgoing.tensors, "tree": outgoing.tree, "blocks": blocks})
         try:
-            channel.receive(None)
+            try:
+                # The other end reads a part while the next one is filled.
+                while part := outgoing.filled():
+                    channel.send({"is": "filled", "block": part[0], "end": part[1]})
+            except BridgeError as error:
+                channel.send(refusal(error))
+            said = channel.receive(None)
         except BridgeError:
+            said = {}
             time.sleep(_LINGER_LOST if channel.is_cut else _LINGER)
     # The memory lived until here.
     del outgoing
+    return said == {"do": "done"}

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _core
 from ._agents import enter, memory_of, registered
-from ._channel import check_that_it_has_time, connect
+from ._channel import check_that_it_has_time
 from .errors import BridgeError, of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ._agents import Agents, Place, Reader
-    from ._channel import Channel
+    from ._channel import Channel, Channels
     from ._core import Ticket
 
 __all__ = ["Reading"]
@@ -48,33 +48,69 @@ class _Block:
 
 @dataclass(eq=False)
 class _Transfer:
-    """What NIXL has of a transfer."""
+    """A block that is read, part by part."""
 
+    theirs: _Block
     reader: Reader
-    peer: Any = None
+    address: int
     memory: Any = None
-    handle: Any = None
-    #: What NIXL said when it began.
-    state: str = "ERR"
+    #: What NIXL has of each part, with what it said of it last.
+    parts: list[tuple[Any, str]] = field(default_factory=list)
+    #: The bytes from the start that are read, or under way.
+    end: int = 0
     is_done: bool = False
+
+    def begin(self) -> None:
+        """Tell NIXL of both ends."""
+        enter(self.reader.device)
+        self.reader.meet(self.theirs.agent)
+        self.memory = registered(self.reader.agent, self.reader.device, self.address, self.theirs.nbytes)
+
+    def read(self, end: int) -> None:
+        """Begin to read the next part."""
+        agent, (kind, index) = self.reader.agent, self.reader.device
+        start, length = self.end, end - self.end
+        enter(self.reader.device)
+        try:
+            here = agent.get_xfer_descs([(self.address + start, length, index)], memory_of(kind))
+            kind, index = self.theirs.device
+            there = agent.get_xfer_descs([(self.theirs.address + start, length, index)], memory_of(kind))
+            handle = agent.initialize_xfer("READ", here, there, self.reader.peer)
+            self.parts.append((handle, "ERR"))
+            self.parts[-1] = handle, agent.transfer(handle)
+        except Exception as error:
+            raise _failed(error) from error
+        self.end = end
+
+    def is_under_way(self) -> bool:
+        """Look whether a part is under way. Raise an error for one that has failed."""
+        for number, (handle, state) in enumerate(self.parts):
+            if state == "PROC":
+                try:
+                    state = self.reader.agent.check_xfer_state(handle)
+                except Exception as error:
+                    raise _failed(error) from error
+                self.parts[number] = handle, state
+            if state == "PROC":
+                return True
+            if state != "DONE":
+                raise _failed("the other process has ended")
+        self.is_done = self.end == self.theirs.nbytes
+        return False
 
     def release(self) -> bool:
         """Wait until nothing is under way, and let go of the memory. Return whether the end is known."""
         agent = self.reader.agent
-        if self.handle is not None and not _has_ended(agent, self.handle):
+        if not all(state == "DONE" or _has_ended(agent, handle) for handle, state in self.parts):
             return False
-        for free, thing in ((agent.release_xfer_handle, self.handle), (agent.deregister_memory, self.memory)):
-            if thing is not None:
-                with contextlib.suppress(Exception):
-                    free(thing)
-        self.handle = self.memory = None
-        return True
-
-    def forget(self) -> None:
-        """Let go of the other process."""
-        if self.peer is not None:
+        for handle, _ in self.parts:
             with contextlib.suppress(Exception):
-                self.reader.agent.remove_remote_agent(self.peer)
+                agent.release_xfer_handle(handle)
+        if self.memory is not None:
+            with contextlib.suppress(Exception):
+                agent.deregister_memory(self.memory)
+        self.parts, self.memory = [], None
+        return True
 
 
 @dataclass(eq=False)
@@ -82,19 +118,30 @@ class Reading:
     """One request for the tensors of a ticket of another host."""
 
     agents: Agents
+    channels: Channels
     #: Raises an error if the program does not wait any more.
     check: Callable[[], None]
     channel: Channel | None = None
-    transfers: list[_Transfer] = field(default_factory=list)
+    address: tuple[str, int] = ("", 0)
+    #: What is read, by the numbers of the blocks.
+    transfers: dict[int, _Transfer] = field(default_factory=dict)
     #: The memory that is written to.
     incoming: _core.Incoming | None = None
     #: Whether it is one of those that read at a time.
     has_turn: bool = False
+    #: Whether the other end has been told that all is done.
+    is_done: bool = False
 
     def run(self, ticket: Any, place: tuple[str, int | None] | None) -> Ticket:
         """Read the tensors. Return a ticket of this host for them."""
-        self.channel = connect((ticket.host, ticket.port), ticket.share, bytes.fromhex(ticket.token))
+        self.address = ticket.host, ticket.port
+        self.channel = self.channels.connect(self.address, ticket.share, bytes.fromhex(ticket.token))
         # The work on the tensors may take long there.
+        return self.read(self.answer(), place)
+
+    def answer(self) -> dict[str, Any]:
+        """Return the next message of the other end, which may refuse."""
+        assert self.channel is not None
         while not self.channel.wait(0.05):
             self.check()
         said = self.channel.receive()
@@ -106,7 +153,7 @@ class Reading:
                     "protocol", "the other end refuses for an unknown reason: use one version of truebridge in both"
                 )
             raise of_kind(kind, f"the process that shares refuses: {_printable(text)}")
-        return self.read(said, place)
+        return said
 
     def read(self, said: dict[str, Any], place: tuple[str, int | None] | None) -> Ticket:
         """Read what an answer describes. ``place`` is where it is to arrive, if not at the same devices."""
@@ -116,16 +163,20 @@ class Reading:
             self.check()
             self.has_turn = self.agents.turns.acquire(timeout=0.05)
         self.incoming = incoming = _sound(lambda: _core.Incoming(tensors, lengths))
-        for block, (kind, index, address, _) in zip(blocks, incoming.blocks, strict=True):
+        for number, (block, (kind, index, address, _)) in enumerate(zip(blocks, incoming.blocks, strict=True)):
             if block.nbytes:
-                self._begin(block, (kind, index), address)
-        for transfer in self.transfers:
-            self._arrived(transfer)
+                self.transfers[number] = _Transfer(block, self.agents.take((kind, index), block.agent), address)
+                self.transfers[number].begin()
+        while any(transfer.end < transfer.theirs.nbytes for transfer in self.transfers.values()):
+            self._part(self.answer())
+        for transfer in self.transfers.values():
+            self._wait(transfer)
         if self.channel is not None:
             with contextlib.suppress(BridgeError):
                 self.channel.send({"do": "done"})
+                self.is_done = True
         # NIXL must not know the memory any more when the program has it.
-        for transfer in self.transfers:
+        for transfer in self.transfers.values():
             transfer.release()
         return _sound(lambda: incoming.share(tree, _LONG))
 
@@ -138,44 +189,35 @@ class Reading:
                 self.agents.turns.release()
 
     def _free(self) -> None:
-        for transfer in self.transfers:
+        for transfer in self.transfers.values():
             if not transfer.release():
                 _unknown.append(self)
                 return
-            transfer.forget()
             # One that has failed may know a part of the other one.
             if transfer.is_done:
                 self.agents.give(transfer.reader)
         # The other process keeps what it lends as long as the connection is open.
         if self.channel is not None:
-            self.channel.close()
+            if self.is_done:
+                self.channels.give(self.address, self.channel)
+            else:
+                self.channel.close()
         self.incoming = None
 
-    def _begin(self, theirs: _Block, place: Place, address: int) -> None:
-        """Begin to read a block."""
-        transfer = _Transfer(self.agents.take(place))
-        self.transfers.append(transfer)
-        agent = transfer.reader.agent
-        enter(place)
-        transfer.peer = _loaded(agent, theirs.agent)
-        transfer.memory = registered(agent, place, address, theirs.nbytes)
+    def _part(self, said: dict[str, Any]) -> None:
+        """Read a part that is filled now."""
         try:
-            ends = (
-                agent.get_xfer_descs([(start, theirs.nbytes, index)], memory_of(kind))
-                for start, (kind, index) in ((address, place), (theirs.address, theirs.device))
-            )
-            transfer.handle = agent.initialize_xfer("READ", *ends, transfer.peer)
-            transfer.state = agent.transfer(transfer.handle)
-        except Exception as error:
-            raise of_kind("gone", f"the transfer has failed: {error}. Ask for a new ticket") from error
+            transfer, end = self.transfers[said["block"]], said["end"]
+            if set(said) != {"is", "block", "end"} or not transfer.end < end <= transfer.theirs.nbytes:
+                raise ValueError("a part is out of range")
+        except (TypeError, ValueError, LookupError) as error:
+            raise of_kind("protocol", _NONSENSE) from error
+        transfer.read(end)
 
-    def _arrived(self, transfer: _Transfer) -> None:
-        """Wait until a transfer is done."""
-        agent, state = transfer.reader.agent, transfer.state
+    def _wait(self, transfer: _Transfer) -> None:
+        """Wait until a block is there."""
         pause, looked, lost = 0.0, time.monotonic(), None
-        while state != "DONE":
-            if state != "PROC":
-                raise of_kind("gone", "the transfer has failed: the other process has ended. Ask for a new ticket")
+        while transfer.is_under_way():
             now = time.monotonic()
             if now - looked > 0.05:
                 looked = now
@@ -184,14 +226,13 @@ class Reading:
                     lost = now
             # The bytes may be here already.
             if lost is not None and now - lost > 1.0:
-                raise of_kind("gone", "the other process has ended while it sent the tensors. Ask for a new ticket")
+                raise _failed("the other process has ended while it sent the tensors")
             time.sleep(pause)
             pause = min(0.001, pause + 0.00002)
-            try:
-                state = agent.check_xfer_state(transfer.handle)
-            except Exception as error:
-                raise of_kind("gone", f"the transfer has failed: {error}. Ask for a new ticket") from error
-        transfer.is_done = True
+
+
+def _failed(why: object) -> BridgeError:
+    return of_kind("gone", f"the transfer has failed: {why}. Ask for a new ticket")
 
 
 def _printable(text: str) -> str:
@@ -239,18 +280,6 @@ def _block(device: list[Any], address: int, nbytes: int, agent: str) -> _Block:
     if not 0 <= int(address) <= int(address) + int(nbytes) < 1 << 63 or int(nbytes) < 0:
         raise ValueError("a block is out of range")
     return _Block((kind, int(index)), int(address), int(nbytes), base64.b64decode(agent, validate=True))
-
-
-def _loaded(agent: Any, about: bytes) -> Any:
-    """Tell an agent of the other one. Return its name."""
-    try:
-        return agent.add_remote_agent(about)
-    except Exception as error:
-        if type(error).__name__ == "nixlBackendError":
-            text = f"the other process cannot be reached by NIXL, or has ended ({error}). Ask for a new ticket"
-            raise of_kind("gone", text) from error
-        text = f"NIXL does not know the other end: use one version of it in both ({error})"
-        raise of_kind("version", text) from error
 
 
 def _has_ended(agent: Any, handle: Any) -> bool:
