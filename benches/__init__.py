@@ -26,6 +26,7 @@ BENCHES = (
     "sessions",
     "soak",
     "training",
+    "updates",
     "ways",
 )
 
