@@ -17,17 +17,12 @@ use bridge_core::{
 };
 use serde::{Deserialize, Serialize};
 use std::any::Any;
-use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The least bytes of the first part of a block, and how many times longer each part is than the one before it. The other
-/// host reads a part while the next one is filled, which is some times faster. Few long parts travel faster than many.
-const PART: (usize, usize) = (64 << 20, 4);
-
-/// How long a wait for a part pauses between two looks at most.
+/// The longest pause between two looks at the work that fills a block.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Memory on a device.
@@ -56,26 +51,19 @@ pub struct Outgoing {
     blocks: Vec<Block>,
     tensors: String,
     tree: Option<String>,
-    /// The parts that are not filled yet, as far as is known.
-    parts: Mutex<VecDeque<Filling>>,
+    /// The work that fills the blocks.
+    work: Vec<Mark>,
     /// What keeps the blocks.
     _owners: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 bridge_core::debug_fields!(impl[] Outgoing: blocks);
 
-/// A part of a block: the number of the block, the end of the part in bytes, and the work that fills it.
-struct Filling {
-    block: usize,
-    end: usize,
-    work: Option<Mark>,
-}
-
 impl Outgoing {
-    /// Packs opened tensors: enqueues the copies, which [`filled`](Self::filled) waits for.
+    /// Packs opened tensors: enqueues the copies, which [`wait`](Self::wait) waits for.
     ///
-    /// Tensors of a device are copied by [`copy_all`] into memory of this process: no other memory can be registered
-    /// with every transport. Tensors of the host stay where they are if they lie side by side.
+    /// Tensors of a device are copied by one call of [`copy_all`] into memory of this process: no other memory can be
+    /// registered with every transport. Tensors of the host stay where they are if they lie side by side.
     ///
     /// # Errors
     ///
@@ -84,67 +72,64 @@ impl Outgoing {
         let Opened { tensors, tree } = opened;
         let mut items: Vec<Option<Item>> = tensors.iter().map(|_| None).collect();
         let (mut blocks, mut owners): (Vec<Block>, Vec<Box<dyn Any + Send + Sync>>) = Default::default();
-        let mut parts = VecDeque::new();
         if let Some(bytes) = side_by_side(&tensors) {
             for (item, tensor) in items.iter_mut().zip(&tensors).filter(|(_, tensor)| is_on_host(tensor)) {
                 let offset = if tensor.layout().numel() == 0 { 0 } else { tensor.data() - bytes.start };
                 *item = Some(Item(tensor.dtype(), tensor.layout().shape().to_vec(), 0, offset));
             }
-            parts.push_back(Filling { block: 0, end: bytes.len(), work: None });
             blocks.push(Block::new(Device::CPU, &bytes));
         }
         let packed: Vec<usize> = (0..items.len()).filter(|index| items[*index].is_none()).collect();
+        let (mut pairs, mut streams) = (Vec::with_capacity(packed.len()), Vec::new());
         for (device, indices) in by_device(&packed, &tensors) {
-            let room = |index: &usize| Arena::room_for(device, tensors[*index].layout().nbytes());
-            let nbytes = indices.iter().fold(0usize, |sum, index| sum.saturating_add(room(index)));
-            let loan = Arc::new(Loan::new(device, nbytes.max(1))?);
-            let (stream, least) = (loan.stream()?, PART.0);
-            let (block, begun, pairs, owner) = (blocks.len(), 0, Vec::new(), Arc::clone(&loan));
-            let mut packing = Packing { loan: owner, stream, block, least, begun, pairs, ordering, parts: &mut parts };
-            let mut offset = 0;
+            let mut nbytes = 0usize;
+            for index in &indices {
+                nbytes = nbytes.saturating_add(Arena::room_for(device, tensors[*index].layout().nbytes()));
+            }
+            let (loan, number) = (Arc::new(Loan::new(device, nbytes.max(1))?), blocks.len());
+            let (start, mut offset) = (loan.bytes().start, 0);
+            let stream = loan.stream()?;
             for index in indices {
-                let (tensor, end) = (&tensors[index], offset + room(&index));
-                items[index] = Some(Item(tensor.dtype(), tensor.layout().shape().to_vec(), block, offset));
-                packing.add(tensor, offset..end)?;
-                offset = end;
+                let (dtype, shape) = (tensors[index].dtype(), tensors[index].layout().shape().to_vec());
+                let place = (start + offset, dtype, Layout::new(dtype, &shape, None, 0)?);
+                let on = (device, Access::ReadWrite, stream.map(|(_, stream)| stream));
+                pairs.push((&tensors[index], IpcTensor::imported(place, on, Arc::clone(&loan) as _)));
+                items[index] = Some(Item(dtype, shape, number, offset));
+                offset += Arena::room_for(device, tensors[index].layout().nbytes());
             }
-            if packing.begun < offset {
-                packing.fill(offset)?;
-            }
-            blocks.push(Block { device, address: loan.bytes().start, nbytes: offset });
+            streams.extend(stream);
+            blocks.push(Block { device, address: start, nbytes: offset });
             owners.push(Box::new(loan));
         }
+        copy(&pairs, ordering)?;
+        drop(pairs);
+        let work = streams.into_iter().map(|(device, stream)| Mark::new(device, stream)).collect::<Result<_>>()?;
         let text = serde_json::to_string(&items).expect("items are numbers and strings");
         // What was copied is returned to the process that shares it.
         if packed.len() < tensors.len() {
             owners.push(Box::new(tensors));
         }
-        Ok(Self { blocks, tensors: text, tree, parts: Mutex::new(parts), _owners: owners })
+        Ok(Self { blocks, tensors: text, tree, work, _owners: owners })
     }
 
-    /// Waits until the next part of a block is filled. Returns the number of the block and the end of the part, in bytes;
-    /// `None` when all blocks are.
+    /// Waits until the blocks are filled.
     ///
     /// # Errors
     ///
     /// The driver's, and those of the program ([`while_waiting`](crate::while_waiting)).
-    pub fn filled(&self) -> Result<Option<(usize, usize)>> {
-        let Some(Filling { block, end, work }) = self.parts.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-        else {
-            return Ok(None);
-        };
+    pub fn wait(&self) -> Result<()> {
         let (began, mut asked) = (Instant::now(), Instant::now());
-        while let Some(work) = &work
-            && !work.is_reached()?
-        {
-            // A sixteenth of the time so far: the wait is hardly longer than the work.
-            thread::sleep((began.elapsed() / 16).min(PAUSE));
-            if asked.elapsed() >= SLICE {
-                goes_on()?;
-                asked = Instant::now();
+        for work in &self.work {
+            while !work.is_reached()? {
+                // A sixteenth of the time so far: the wait is hardly longer than the work.
+                thread::sleep((began.elapsed() / 16).min(PAUSE));
+                if asked.elapsed() >= SLICE {
+                    goes_on()?;
+                    asked = Instant::now();
+                }
             }
         }
-        Ok(Some((block, end)))
+        Ok(())
     }
 
     /// Returns the blocks.
@@ -160,67 +145,6 @@ impl Outgoing {
     /// Returns the text about the tree of the tensors.
     pub fn tree(&self) -> Option<&str> {
         self.tree.as_deref()
-    }
-}
-
-/// A block that is being filled with tensors.
-struct Packing<'a> {
-    loan: Arc<Loan>,
-    stream: Option<(Device, Stream)>,
-    block: usize,
-    /// The least bytes of a part, and where the next one begins.
-    least: usize,
-    begun: usize,
-    /// The tensors of the next part, each with its place.
-    pairs: Vec<(IpcTensor, IpcTensor)>,
-    ordering: &'a Arc<dyn Ordering>,
-    parts: &'a mut VecDeque<Filling>,
-}
-
-impl Packing<'_> {
-    /// Adds a tensor at these bytes of the block. A long one is cut along its first dimension.
-    fn add(&mut self, tensor: &IpcTensor, Range { start: mut at, end }: Range<usize>) -> Result<()> {
-        let layout = tensor.layout();
-        let can_be_cut = layout.numel() > 0 && tensor.dtype().itemsize().is_some();
-        let dimension = layout.shape().iter().position(|length| *length > 1).filter(|_| can_be_cut);
-        let mut left = 0..dimension.map_or(1, |dimension| layout.shape()[dimension]);
-        let row = layout.nbytes() / left.end as usize;
-        while !left.is_empty() {
-            let lacking = (self.least - (at - self.begun)).div_ceil(row.max(1));
-            let next = left.start..left.end.min(left.start.saturating_add(lacking as i64));
-            left.start = next.end;
-            let bytes = at..if left.is_empty() { end } else { at + row * (next.end - next.start) as usize };
-            let slice = match dimension {
-                Some(dimension) if next.end - next.start < layout.shape()[dimension] => {
-                    tensor.narrowed(dimension, next)?
-                }
-                _ => tensor.clone(),
-            };
-            self.push(slice, bytes.start)?;
-            at = bytes.end;
-            if at - self.begun >= self.least {
-                self.fill(at)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn push(&mut self, tensor: IpcTensor, offset: usize) -> Result<()> {
-        let (dtype, layout) = (tensor.dtype(), Layout::new(tensor.dtype(), tensor.layout().shape(), None, 0)?);
-        let place = (self.loan.bytes().start + offset, dtype, layout);
-        let on = (self.loan.arena().device(), Access::ReadWrite, self.stream.map(|(_, stream)| stream));
-        self.pairs.push((tensor, IpcTensor::imported(place, on, Arc::clone(&self.loan) as _)));
-        Ok(())
-    }
-
-    /// Copies what was added: the part that ends here is filled by that.
-    fn fill(&mut self, end: usize) -> Result<()> {
-        copy(&std::mem::take(&mut self.pairs), self.ordering)?;
-        let work = self.stream.map(|(device, stream)| Mark::new(device, stream)).transpose()?;
-        self.parts.push_back(Filling { block: self.block, end, work });
-        self.begun = end;
-        self.least = self.least.saturating_mul(PART.1);
-        Ok(())
     }
 }
 
@@ -328,12 +252,12 @@ pub fn free_idle() {
     drop(idle);
 }
 
-fn copy(pairs: &[(IpcTensor, IpcTensor)], ordering: &Arc<dyn Ordering>) -> Result<()> {
+fn copy(pairs: &[(&IpcTensor, IpcTensor)], ordering: &Arc<dyn Ordering>) -> Result<()> {
     // SAFETY: the targets are known here alone. The process that shares the sources answers for the order of its writes.
     let ipc = unsafe { Ipc::of_opened() };
     let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
-    let pairs: Vec<_> =
-        pairs.iter().map(|(tensor, out)| Pair { from: adapter, tensor, to: adapter, out, dtype: None }).collect();
+    let pair = |(tensor, out)| Pair { from: adapter, tensor, to: adapter, out, dtype: None };
+    let pairs: Vec<_> = pairs.iter().map(|(tensor, out)| pair((*tensor, out))).collect();
     copy_all(&pairs, ordering).map(drop).map_err(|misfit| misfit.error)
 }
 
@@ -428,78 +352,4 @@ fn nonsense() -> Error {
 fn elsewhere(device: Device) -> Error {
     let text = format!("the tensors would arrive on {device}: pass device=\"cpu\", or a device of this host");
     Error::new(ErrorKind::Device, text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use bridge_core::HostOnly;
-    use proptest::prelude::*;
-    use std::ptr::with_exposed_provenance;
-
-    fn on_host(place: (usize, DType, Layout), arena: &Arc<Arena>) -> IpcTensor {
-        IpcTensor::imported(place, (Device::CPU, Access::ReadOnly, None), Arc::clone(arena) as _)
-    }
-
-    fn byte(address: usize) -> u8 {
-        // SAFETY: the test reads inside of its arenas, which nothing writes to meanwhile.
-        unsafe { *with_exposed_provenance::<u8>(address) }
-    }
-
-    proptest! {
-        #[test]
-        fn parts_hold_all_tensors_side_by_side(
-            tensors in prop::collection::vec((prop::collection::vec(0..5i64, 0..4), any::<bool>()), 1..6),
-            least in 1..900usize,
-        ) {
-            // A transposed view of 625 bytes or less for each tensor.
-            let source = Arc::new(Arena::new(Device::CPU, 1 << 12, false).unwrap());
-            for (at, address) in source.bytes().enumerate() {
-                // SAFETY: the arena is this test's, and mapped for writing.
-                unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address).write((at % 251) as u8) };
-            }
-            let tensors: Vec<_> = tensors.iter().map(|(shape, is_wide)| {
-                let dtype = if *is_wide { DType::INT32 } else { DType::UINT8 };
-                let strides: Vec<i64> = (0..shape.len()).map(|dimension| 5i64.pow(dimension as u32)).collect();
-                let layout = Layout::new(dtype, shape, Some(&strides), 0).unwrap();
-                on_host((source.bytes().start, dtype, layout), &source)
-            }).collect();
-            let room = |tensor: &IpcTensor| Arena::room_for(Device::CPU, tensor.layout().nbytes());
-            let all: usize = tensors.iter().map(room).sum();
-            let (loan, mut parts) = (Arc::new(Loan::new(Device::CPU, all.max(1)).unwrap()), VecDeque::new());
-            let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
-            let mut packing = Packing {
-                loan: Arc::clone(&loan), stream: None, block: 3, least, begun: 0, pairs: Vec::new(),
-                ordering: &ordering, parts: &mut parts,
-            };
-            let mut offset = 0;
-            for tensor in &tensors {
-                packing.add(tensor, offset..offset + room(tensor)).unwrap();
-                offset += room(tensor);
-            }
-            if packing.begun < offset {
-                packing.fill(offset).unwrap();
-            }
-            let ends: Vec<_> = parts.iter().map(|part| part.end).collect();
-            prop_assert!(ends.is_sorted_by(|one, next| one < next) && ends.last().copied().unwrap_or(0) == all);
-            prop_assert!(ends.first().is_none_or(|first| *first >= least.min(all)));
-            let (mut offset, start) = (0, loan.bytes().start);
-            for tensor in &tensors {
-                let (layout, itemsize) = (tensor.layout(), tensor.layout().itemsize());
-                let mut indices = vec![0i64; layout.shape().len()];
-                for element in 0..layout.numel() {
-                    let from: i64 = indices.iter().zip(layout.strides()).map(|(index, stride)| index * stride).sum();
-                    for at in 0..itemsize {
-                        let [from, to] = [from as usize, element].map(|number| number * itemsize + at);
-                        prop_assert_eq!(byte(start + offset + to), byte(tensor.data() + from));
-                    }
-                    for (index, length) in indices.iter_mut().zip(layout.shape()).rev() {
-                        *index = (*index + 1) % length;
-                        if *index > 0 { break; }
-                    }
-                }
-                offset += room(tensor);
-            }
-        }
-    }
 }

@@ -38,15 +38,6 @@ impl IpcTensor {
         Self { data, dtype, layout, device, access, stream, owner: import }
     }
 
-    /// Returns the tensor at these indices of one of its dimensions, whose elements take whole bytes.
-    pub(crate) fn narrowed(&self, dimension: usize, indices: Range<i64>) -> Result<Self> {
-        let (layout, mut shape) = (&self.layout, self.layout.shape().to_vec());
-        shape[dimension] = indices.end - indices.start;
-        let bytes = (indices.start * layout.strides()[dimension]) as isize * layout.itemsize() as isize;
-        let narrowed = Layout::new(self.dtype, &shape, Some(layout.strides()), 0)?;
-        Ok(Self { data: self.data.wrapping_add_signed(bytes), layout: narrowed, ..self.clone() })
-    }
-
     /// Returns the device that the elements are on.
     pub fn device(&self) -> Device {
         self.device

@@ -42,9 +42,9 @@ impl Outgoing {
         self.0.blocks().iter().map(described).collect()
     }
 
-    /// Waits until the next part of a block is filled: the number of the block, and the end of the part in bytes.
-    fn filled(&self, py: Python<'_>) -> PyResult<Option<(usize, usize)>> {
-        py.detach(|| self.0.filled()).map_err(|error| into_python(py, error))
+    /// Waits until the blocks are filled.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.wait()).map_err(|error| into_python(py, error))
     }
 
     /// What `Incoming` reads at the other host.

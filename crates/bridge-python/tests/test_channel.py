@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from truebridge import BridgeError, _channel
-from truebridge._channel import Channel, Server, address_of, connect
+from truebridge._channel import Channel, Channels, Server, address_of, connect
 from truebridge_conformance.others import wait_until
 
 TOKEN = b"a token of a test"
@@ -49,6 +49,74 @@ def test_both_ends_talk(server: Server) -> None:
     assert kind_of(channel.receive) == "gone"
     assert not channel.is_quiet()
     channel.close()
+
+
+class Served:
+    """A server whose connections serve one request after the other."""
+
+    def __init__(self) -> None:
+        self.used: list[tuple[int, Channel]] = []
+        self.server = Server(("127.0.0.1", 0), lambda share: TOKEN + bytes([share]) if share < 9 else None, self.serve)
+        self.channels = Channels()
+
+    def serve(self, channel: Channel, share: int) -> bool:
+        self.used.append((share, channel))
+        with contextlib.suppress(BridgeError):
+            channel.send({"share": share})
+            return channel.receive(None) == {"do": "done"}
+        return False
+
+    def ask(self, share: int, token: bytes | None = None) -> None:
+        """Make one request."""
+        channel = self.channels.connect(self.address, share, token or TOKEN + bytes([share]))
+        assert channel.receive() == {"share": share}
+        channel.send({"do": "done"})
+        self.channels.give(self.address, channel)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.server.port
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.channels.clear()
+    served.server.close()
+
+
+def test_a_connection_serves_the_next_request_for_another_share(served: Served) -> None:
+    for share in (1, 2, 1):
+        served.ask(share)
+    assert [share for share, _ in served.used] == [1, 2, 1]
+    assert len({channel for _, channel in served.used}) == 1
+    # Each request is proved anew.
+    assert kind_of(lambda: served.ask(3, TOKEN + bytes([1]))) == "gone"
+    assert kind_of(lambda: served.ask(9)) == "gone"
+    served.channels.clear()
+    served.ask(4)
+    assert len({channel for _, channel in served.used}) == 2
+
+
+def test_a_kept_connection_whose_other_end_has_ended_is_replaced(served: Served) -> None:
+    served.ask(1)
+    server = served.server
+    server.close()
+    # The next process listens at the same port.
+    served.server = Server(served.address, lambda _: TOKEN + bytes([1]), served.serve)
+    assert served.server.port == server.port
+    served.ask(1)
+    assert len({channel for _, channel in served.used}) == 2
+
+
+def test_idle_connections_lock_no_other_out(served: Served) -> None:
+    clients = [Channels() for _ in range(2 * _channel._MOST_UNKNOWN)]
+    for _ in range(2):
+        for served.channels in clients:
+            served.ask(1)
+    for channels in clients:
+        channels.clear()
 
 
 @pytest.mark.parametrize(("share", "token"), [(7, b"another token"), (8, TOKEN)])

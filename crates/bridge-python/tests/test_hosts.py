@@ -17,17 +17,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import truebridge as tb
-from hosted import LENDS, READS, Program, carriers_of, listening
-from truebridge import processes
+from hosted import LENDS, READS, Program, carriers_of, listening, over_tcp
+from truebridge import _lending, processes
 from truebridge._agents import Agents, nixl
-from truebridge._channel import Channel, Channels
+from truebridge._channel import Channel, Channels, Server
 from truebridge._reading import Reading
+from truebridge.errors import of_kind
 from truebridge_conformance.others import wait_until
 
 torch: Any = pytest.importorskip("torch")
@@ -164,10 +166,7 @@ assert tb.open(small, "torch").sum() == 3
 """
     tickets = [tb.share(torch.ones(size), reach="hosts", expires=600) for size in (3, 1 << 24)]
     lines = "".join(ticket.text + "\n" for ticket in tickets)
-    # NIXL asks for a way to memory of GPUs where there are some.
-    ways = "tcp,cuda_copy" if torch.cuda.is_available() else "tcp"
-    environment = {**os.environ, "UCX_TLS": ways, "UCX_LOG_LEVEL": "fatal"}
-    subprocess.run([sys.executable, "-c", code], input=lines, text=True, check=True, env=environment, timeout=120)
+    subprocess.run([sys.executable, "-c", code], input=lines, text=True, check=True, env=over_tcp(), timeout=120)
     for ticket in tickets:
         tb.revoke(ticket)
 
@@ -402,3 +401,39 @@ def test_an_answer_that_makes_no_sense_is_refused(answer: dict[str, Any]) -> Non
     reading.end()
     # It may know a part of the other one.
     assert not reading.agents._idle
+
+
+def test_blocks_that_cannot_be_filled_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other end has prepared the transfer by then."""
+
+    class Outgoing:
+        def __init__(self, ticket: Any) -> None:
+            self.made = processes._core.Outgoing(ticket)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.made, name)
+
+        def wait(self) -> None:
+            raise of_kind("driver", "the device has failed")
+
+    monkeypatch.setattr(_lending, "_core", SimpleNamespace(Outgoing=Outgoing))
+    monkeypatch.setattr(_lending, "_LINGER", 0.0)
+    ticket, token, lent = tb.share(torch.arange(9)), b"a token of a test", []
+
+    def serve(channel: Channel, _: int) -> bool:
+        lent.append(_lending.lend(Agents(), channel, ticket))
+        return lent[0]
+
+    server = Server(("127.0.0.1", 0), lambda _: token, serve)
+    reading = Reading(Agents(), Channels(), lambda: None)
+    reading.channel = reading.channels.connect(("127.0.0.1", server.port), 1, token)
+    said = reading.answer()
+    refused = "driver", "the process that shares refuses: the device has failed"
+    assert kind_of(lambda: reading.read(said, None)) == refused
+    reading.end()
+    wait_until(lambda: lent == [False])
+    server.close()
+    # The transfer was not begun, and the connection has ended.
+    assert not reading.agents._idle
+    assert not reading.channels._idle
+    tb.revoke(ticket)

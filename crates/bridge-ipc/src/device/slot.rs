@@ -27,6 +27,8 @@ struct Inside {
     opened: Option<(Name, Device, Opened)>,
     /// Mappings, and those that end after the work on them.
     uses: usize,
+    /// How often a use has begun.
+    begun: usize,
     /// Who will use it again. They keep it open only where the driver does not need it closed.
     expected: usize,
 }
@@ -91,10 +93,20 @@ impl Slot {
         inside.uses == 0
     }
 
+    /// Returns how often a use has begun.
+    fn begun(&self) -> usize {
+        locked(&self.0).begun
+    }
+
     /// Closes the memory, unless it is in use or will be used again.
     pub(super) fn end(&self, close: impl Fn(Device, Opened)) {
+        self.end_since(self.begun(), close);
+    }
+
+    /// Closes the memory as `end` does, unless a use has begun since `begun` was that number.
+    fn end_since(&self, begun: usize, close: impl Fn(Device, Opened)) {
         let mut inside = locked(&self.0);
-        if inside.expected == 0 {
+        if inside.expected == 0 && inside.begun == begun {
             inside.end(close);
         }
     }
@@ -134,6 +146,7 @@ impl Inside {
             return Err(Error::new(ErrorKind::Busy, text));
         }
         self.uses += 1;
+        self.begun += 1;
         Ok(opened.range.clone())
     }
 
@@ -144,9 +157,11 @@ impl Inside {
     }
 }
 
-/// Closes memory a little later: the next ticket for the same block opens in a tenth of the time.
+/// Closes memory a little later, unless it is used meanwhile: the next ticket for the same block opens in a tenth of the
+/// time.
 pub(super) fn close_later(slot: Arc<Slot>) {
-    later(move || slot.end(close));
+    let begun = slot.begun();
+    later(move || slot.end_since(begun, close));
 }
 
 #[cfg(test)]
@@ -203,6 +218,17 @@ mod tests {
         assert!(enter(&slots, 1).1.is_empty(), "it has not been closed");
         assert!(slot.leave() && end(&slot) && !end(&slot));
         assert_eq!(enter(&slots, 1).1, ["open 1"]);
+    }
+
+    #[test]
+    fn memory_that_was_used_meanwhile_stays_open() {
+        let slots = Slots::new();
+        let (slot, _) = enter(&slots, 1).0.unwrap();
+        assert!(slot.leave());
+        let begun = slot.begun();
+        assert!(enter(&slots, 1).1.is_empty() && slot.leave());
+        slot.end_since(begun, |_, _| panic!("the last use has ended just now"));
+        assert!(end(&slot));
     }
 
     #[test]

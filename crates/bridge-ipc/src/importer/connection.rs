@@ -45,6 +45,8 @@ pub(super) struct Connection {
     orders: Mutex<Orders>,
     /// Whether it is kept for a moment although nothing is open.
     lingers: AtomicBool,
+    /// Whether it was used while it was kept.
+    was_used: AtomicBool,
 }
 
 /// A share of another process, in use here.
@@ -65,7 +67,13 @@ impl Connection {
         // No lock is held during the wait for the other process. Two threads may connect at once, which does no harm.
         let line = Arc::new(Line::connect(path)?);
         let orders = Mutex::new(Orders::new(Role::Opens, line.process().cloned()));
-        let connection = Arc::new(Self { line, shares: Mutex::default(), orders, lingers: AtomicBool::new(false) });
+        let connection = Arc::new(Self {
+            line,
+            shares: Mutex::default(),
+            orders,
+            lingers: AtomicBool::new(false),
+            was_used: AtomicBool::new(false),
+        });
         let mut connections = CONNECTIONS.lock();
         connections.retain(|_, connection| connection.strong_count() > 0);
         connections.insert(path.into(), Arc::downgrade(&connection));
@@ -171,12 +179,23 @@ impl Share {
     /// needs both again, and a page costs more than a ticket.
     fn linger(&self) {
         let connection = &self.connection;
+        if connection.lingers.load(Relaxed) {
+            connection.was_used.store(true, Relaxed);
+            return;
+        }
         let is_last = Arc::strong_count(connection) == 1 && locked(&connection.orders).has_page();
         if is_last && !connection.lingers.swap(true, Relaxed) {
-            let kept = Arc::clone(connection);
-            device::later(move || kept.lingers.store(false, Relaxed));
+            stay(Arc::clone(connection));
         }
     }
+}
+
+/// Keeps a connection a little, and longer if it is used meanwhile.
+fn stay(kept: Arc<Connection>) {
+    device::later(move || match kept.was_used.swap(false, Relaxed) {
+        true => stay(kept),
+        false => kept.lingers.store(false, Relaxed),
+    });
 }
 
 #[cfg(test)]

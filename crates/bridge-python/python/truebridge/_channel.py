@@ -227,7 +227,7 @@ class Channels:
                 try:
                     channel.greet(share, token)
                 except BridgeError as error:
-                    if error.kind == "busy":
+                    if isinstance(error.__cause__, TimeoutError):
                         raise
                 else:
                     return channel

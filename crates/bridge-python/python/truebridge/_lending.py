@@ -46,9 +46,9 @@ def lend(agents: Agents, channel: Channel, ticket: Ticket) -> bool:
         channel.send({"is": "opened", "tensors": outgoing.tensors, "tree": outgoing.tree, "blocks": blocks})
         try:
             try:
-                # The other end reads a part while the next one is filled.
-                while part := outgoing.filled():
-                    channel.send({"is": "filled", "block": part[0], "end": part[1]})
+                # The other end prepares the transfer meanwhile.
+                outgoing.wait()
+                channel.send({"is": "filled"})
             except BridgeError as error:
                 channel.send(refusal(error))
             said = channel.receive(None)

@@ -48,68 +48,66 @@ class _Block:
 
 @dataclass(eq=False)
 class _Transfer:
-    """A block that is read, part by part."""
+    """A block that is read."""
 
     theirs: _Block
     reader: Reader
     address: int
     memory: Any = None
-    #: What NIXL has of each part, with what it said of it last.
-    parts: list[tuple[Any, str]] = field(default_factory=list)
-    #: The bytes from the start that are read, or under way.
-    end: int = 0
-    is_done: bool = False
+    #: What NIXL has of it, and what it said of that last.
+    handle: Any = None
+    state: str = "ERR"
 
-    def begin(self) -> None:
+    @property
+    def is_done(self) -> bool:
+        """Whether all bytes are there."""
+        return self.state == "DONE"
+
+    def prepare(self) -> None:
         """Tell NIXL of both ends."""
-        enter(self.reader.device)
-        self.reader.meet(self.theirs.agent)
-        self.memory = registered(self.reader.agent, self.reader.device, self.address, self.theirs.nbytes)
-
-    def read(self, end: int) -> None:
-        """Begin to read the next part."""
-        agent, (kind, index) = self.reader.agent, self.reader.device
-        start, length = self.end, end - self.end
-        enter(self.reader.device)
+        place, theirs = self.reader.device, self.theirs
+        enter(place)
+        self.reader.meet(theirs.agent)
+        agent = self.reader.agent
+        self.memory = registered(agent, place, self.address, theirs.nbytes)
         try:
-            here = agent.get_xfer_descs([(self.address + start, length, index)], memory_of(kind))
-            kind, index = self.theirs.device
-            there = agent.get_xfer_descs([(self.theirs.address + start, length, index)], memory_of(kind))
-            handle = agent.initialize_xfer("READ", here, there, self.reader.peer)
-            self.parts.append((handle, "ERR"))
-            self.parts[-1] = handle, agent.transfer(handle)
+            ends = (
+                agent.get_xfer_descs([(start, theirs.nbytes, index)], memory_of(kind))
+                for start, (kind, index) in ((self.address, place), (theirs.address, theirs.device))
+            )
+            self.handle = agent.initialize_xfer("READ", *ends, self.reader.peer)
         except Exception as error:
             raise _failed(error) from error
-        self.end = end
+
+    def begin(self) -> None:
+        """Begin to read."""
+        enter(self.reader.device)
+        try:
+            self.state = self.reader.agent.transfer(self.handle)
+        except Exception as error:
+            raise _failed(error) from error
 
     def is_under_way(self) -> bool:
-        """Look whether a part is under way. Raise an error for one that has failed."""
-        for number, (handle, state) in enumerate(self.parts):
-            if state == "PROC":
-                try:
-                    state = self.reader.agent.check_xfer_state(handle)
-                except Exception as error:
-                    raise _failed(error) from error
-                self.parts[number] = handle, state
-            if state == "PROC":
-                return True
-            if state != "DONE":
-                raise _failed("the other process has ended")
-        self.is_done = self.end == self.theirs.nbytes
-        return False
+        """Look whether it is under way. Raise an error if it has failed."""
+        if self.state == "PROC":
+            try:
+                self.state = self.reader.agent.check_xfer_state(self.handle)
+            except Exception as error:
+                raise _failed(error) from error
+        if self.state not in {"PROC", "DONE"}:
+            raise _failed("the other process has ended")
+        return not self.is_done
 
     def release(self) -> bool:
         """Wait until nothing is under way, and let go of the memory. Return whether the end is known."""
         agent = self.reader.agent
-        if not all(state == "DONE" or _has_ended(agent, handle) for handle, state in self.parts):
+        if self.handle is not None and not self.is_done and not _has_ended(agent, self.handle):
             return False
-        for handle, _ in self.parts:
-            with contextlib.suppress(Exception):
-                agent.release_xfer_handle(handle)
-        if self.memory is not None:
-            with contextlib.suppress(Exception):
-                agent.deregister_memory(self.memory)
-        self.parts, self.memory = [], None
+        for free, thing in ((agent.release_xfer_handle, self.handle), (agent.deregister_memory, self.memory)):
+            if thing is not None:
+                with contextlib.suppress(Exception):
+                    free(thing)
+        self.handle = self.memory = None
         return True
 
 
@@ -123,8 +121,7 @@ class Reading:
     check: Callable[[], None]
     channel: Channel | None = None
     address: tuple[str, int] = ("", 0)
-    #: What is read, by the numbers of the blocks.
-    transfers: dict[int, _Transfer] = field(default_factory=dict)
+    transfers: list[_Transfer] = field(default_factory=list)
     #: The memory that is written to.
     incoming: _core.Incoming | None = None
     #: Whether it is one of those that read at a time.
@@ -163,20 +160,22 @@ class Reading:
             self.check()
             self.has_turn = self.agents.turns.acquire(timeout=0.05)
         self.incoming = incoming = _sound(lambda: _core.Incoming(tensors, lengths))
-        for number, (block, (kind, index, address, _)) in enumerate(zip(blocks, incoming.blocks, strict=True)):
+        for block, (kind, index, address, _) in zip(blocks, incoming.blocks, strict=True):
             if block.nbytes:
-                self.transfers[number] = _Transfer(block, self.agents.take((kind, index), block.agent), address)
-                self.transfers[number].begin()
-        while any(transfer.end < transfer.theirs.nbytes for transfer in self.transfers.values()):
-            self._part(self.answer())
-        for transfer in self.transfers.values():
+                self.transfers.append(_Transfer(block, self.agents.take((kind, index), block.agent), address))
+                self.transfers[-1].prepare()
+        if self.answer() != {"is": "filled"}:
+            raise of_kind("protocol", _NONSENSE)
+        for transfer in self.transfers:
+            transfer.begin()
+        for transfer in self.transfers:
             self._wait(transfer)
         if self.channel is not None:
             with contextlib.suppress(BridgeError):
                 self.channel.send({"do": "done"})
                 self.is_done = True
         # NIXL must not know the memory any more when the program has it.
-        for transfer in self.transfers.values():
+        for transfer in self.transfers:
             transfer.release()
         return _sound(lambda: incoming.share(tree, _LONG))
 
@@ -189,7 +188,7 @@ class Reading:
                 self.agents.turns.release()
 
     def _free(self) -> None:
-        for transfer in self.transfers.values():
+        for transfer in self.transfers:
             if not transfer.release():
                 _unknown.append(self)
                 return
@@ -203,16 +202,6 @@ class Reading:
             else:
                 self.channel.close()
         self.incoming = None
-
-    def _part(self, said: dict[str, Any]) -> None:
-        """Read a part that is filled now."""
-        try:
-            transfer, end = self.transfers[said["block"]], said["end"]
-            if set(said) != {"is", "block", "end"} or not transfer.end < end <= transfer.theirs.nbytes:
-                raise ValueError("a part is out of range")
-        except (TypeError, ValueError, LookupError) as error:
-            raise of_kind("protocol", _NONSENSE) from error
-        transfer.read(end)
 
     def _wait(self, transfer: _Transfer) -> None:
         """Wait until a block is there."""
