@@ -4,8 +4,8 @@ A trainer, which is another process, changes its weights, and this process, the 
 that it has. *published*: the trainer calls ``update`` and the engine ``refresh``. *in place*: the engine has shared its
 weights for writing. At a point of its choice it shares a small tensor, which says that its work on the old weights is
 enqueued. The trainer opens that, copies into the engine's weights, and shares a small tensor of its own, which the
-engine opens before it goes on. So each device waits for the other one, and no host does. *plain* is one copy of the same
-bytes in one process.
+engine opens before it goes on. So each device waits for the other one, and no host does. *plain* is one copy of the
+same bytes in one process.
 
     python bench.py --updates --report out
 """
@@ -115,6 +115,7 @@ class Engine:
     """The process that receives updates."""
 
     def __init__(self, device: str, trainer: Other, weights: Any, subscription: Any) -> None:
+        """Keep the weights, and make tensors of the same shapes."""
         import torch
 
         self.finished = (lambda: None) if device == "cpu" else torch.cuda.synchronize
@@ -175,7 +176,8 @@ class Engine:
             figures.append([1e3 * (time.perf_counter() - start), *(1e3 * seconds for seconds in hosts)])
             right = right and self.is_right()
         mib = sum(weight.nbytes for weight in self.weights) / MIB
-        return Row(what, mib, *(statistics.median(column) for column in zip(*figures[FIRST:], strict=True)), right)
+        there, trainer, engine = (statistics.median(column) for column in zip(*figures[FIRST:], strict=True))
+        return Row(what, mib, there, trainer, engine, right)
 
 
 def markdown(about: dict[str, Any], rows: list[Row], verdicts: list[Verdict]) -> str:
