@@ -10,6 +10,7 @@ A thread of each agent polls as long as it lives. So the carrier destroys them w
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import secrets
@@ -101,7 +102,9 @@ class Reader:
         if about == self.about:
             return
         if self.peer is not None:
-            self.agent.remove_remote_agent(self.peer)
+            # It may have ended.
+            with contextlib.suppress(Exception):
+                self.agent.remove_remote_agent(self.peer)
         self.about, self.peer, self.count = b"", None, self.count + 1
         try:
             self.peer = self.agent.add_remote_agent(about)
