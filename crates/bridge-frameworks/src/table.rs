@@ -151,6 +151,10 @@ macro_rules! frameworks {
                     (**self).storage(tensor)
                 }
 
+                fn has_storage(&self, tensor: &PyTensor<'py>, number: usize) -> bool {
+                    (**self).has_storage(tensor, number)
+                }
+
                 fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
                     (**self).counted_by(tensor)
                 }

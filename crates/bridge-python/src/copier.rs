@@ -34,8 +34,8 @@ pub(crate) struct Copier {
     /// The dtype to which sources of another one are cast.
     dtype: Option<DType>,
     prepared: Prepared,
-    /// The pairs that each call looks at.
-    checked: Vec<usize>,
+    /// The pairs that each call looks at, and the numbers of their storages where a look at these is enough.
+    checked: Vec<(usize, Option<Storages>)>,
     /// What counts writes to the targets.
     counters: Counters,
 }
@@ -75,10 +75,14 @@ impl Copier {
 impl Copier {
     /// Copies from and into the memory that is kept.
     fn copy_held(&self, py: Python<'_>) -> Result<(), Misfit> {
-        for &index in &self.checked {
+        for &(index, storages) in &self.checked {
             let leaf = (self.leaves[index].0.bind(py), self.leaves[index].1.bind(py));
             let Some((source, target)) = self.prepared.held(index) else { continue };
-            if !is_still(leaf.0, source) || !is_still(leaf.1, target) {
+            let is_same = match storages {
+                Some((from, to)) => has_storage(leaf.0, from) && has_storage(leaf.1, to),
+                None => is_still(leaf.0, source) && is_still(leaf.1, target),
+            };
+            if !is_same {
                 self.check(index, leaf)?;
             }
             if bridge_ipc::is_leasing() {
@@ -90,8 +94,8 @@ impl Copier {
             let tensors: Vec<_> = tensors.iter().map(|tensor| tensor.bind(py)).collect();
             adapter.overwritten_all(&tensors)?;
         }
-        // SAFETY: the loop above has looked at every tensor, or at one for each storage whose memory may be replaced. Writes
-        // of other threads at the same time are the program's to order, as for the frameworks' own copies.
+        // SAFETY: the loop above has looked at every tensor, or at each storage whose memory may be replaced. Writes of
+        // other threads at the same time are the program's to order, as for the frameworks' own copies.
         unsafe { self.prepared.copy_held() }
     }
 
@@ -109,10 +113,21 @@ impl Copier {
     }
 }
 
+/// The numbers of the storages of a source and of its target; `None` where memory that is kept stays.
+type Storages = (Option<usize>, Option<usize>);
+
+fn adapter<'py>(tensor: &PyTensor<'py>) -> Option<AnyAdapter<'py>> {
+    seen(tensor).and_then(|framework| framework.open(tensor.py()).ok())
+}
+
 /// Returns whether a tensor is seen to be what was exported, without an export.
 fn is_still(tensor: &PyTensor<'_>, lent: &Lent) -> bool {
-    let adapter = seen(tensor).and_then(|framework| framework.open(tensor.py()).ok());
-    adapter.is_some_and(|adapter| adapter.is_still(tensor, lent))
+    adapter(tensor).is_some_and(|adapter| adapter.is_still(tensor, lent))
+}
+
+/// Returns whether a tensor is seen to have this storage.
+fn has_storage(tensor: &PyTensor<'_>, number: Option<usize>) -> bool {
+    number.is_none_or(|number| adapter(tensor).is_some_and(|adapter| adapter.has_storage(tensor, number)))
 }
 
 /// Returns what counts the writes to the targets, each once: the targets themselves where each call looks at them, and
@@ -138,13 +153,16 @@ fn counters<'py>(
     Ok(lists)
 }
 
-/// Returns a pair for each storage whose memory may be replaced although it is kept: a look at those tells.
-fn storages(sides: &[(AnyAdapter<'_>, AnyAdapter<'_>)], leaves: &[Leaf<'_, '_>]) -> Result<Vec<usize>> {
+/// Returns a pair for each storage whose memory may be replaced although it is kept: a look at the storages tells.
+fn storages(
+    sides: &[(AnyAdapter<'_>, AnyAdapter<'_>)],
+    leaves: &[Leaf<'_, '_>],
+) -> Result<Vec<(usize, Option<Storages>)>> {
     let (mut met, mut first) = (HashSet::new(), Vec::new());
     for (index, ((from, to), (src, out))) in sides.iter().zip(leaves).enumerate() {
-        let both = [from.storage(src)?, to.storage(out)?];
-        if both.into_iter().flatten().fold(false, |is_new, storage| met.insert(storage) | is_new) {
-            first.push(index);
+        let both = (from.storage(src)?, to.storage(out)?);
+        if [both.0, both.1].into_iter().flatten().fold(false, |is_new, storage| met.insert(storage) | is_new) {
+            first.push((index, Some(both)));
         }
     }
     Ok(first)
@@ -193,9 +211,9 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// dtype : str, optional
 ///     As for ``copy``. Each call casts.
 /// check : bool, optional
-///     Whether each call looks at every tensor. With ``False`` it looks at one of PyTorch's tensors for each storage, and
-///     costs next to nothing for many views of few storages: then the other tensors must stay the views that they are,
-///     and arrays of NumPy must not be resized (``refcheck=False``).
+///     Whether each call looks at every tensor. With ``False`` it looks at the storages of PyTorch's tensors alone, once
+///     each: then the tensors must stay the views that they are, and arrays of NumPy must not be resized
+///     (``refcheck=False``).
 ///
 /// Returns
 /// -------
@@ -250,7 +268,8 @@ pub(crate) fn copier(
         let placed = |misfit| place(src, out, misfit);
         let sides = sides(&leaves).map_err(placed)?;
         let prepared = Prepared::new(&pairs(&leaves, &sides, dtype), ordering()).map_err(placed)?;
-        let checked = if check { (0..leaves.len()).collect() } else { storages(&sides, &leaves)? };
+        let checked =
+            if check { (0..leaves.len()).map(|index| (index, None)).collect() } else { storages(&sides, &leaves)? };
         let counters = counters(check, &sides, &leaves)?;
         let leaves = leaves.into_iter().map(|(src, out)| (src.clone().unbind(), out.clone().unbind())).collect();
         Ok(Copier { src: src.clone().unbind(), out: out.clone().unbind(), leaves, dtype, prepared, checked, counters })

@@ -296,6 +296,29 @@ def test_an_unchecked_copier_copies_views_as_they_were() -> None:
         update()
 
 
+def test_an_unchecked_copier_looks_at_each_storage() -> None:
+    """Every tensor has one of its own, and each is replaced in turn, in one of PyTorch's ways."""
+
+    def emptied(tensor: Any) -> None:
+        tensor.untyped_storage().resize_(0)
+
+    def set_anew(tensor: Any) -> None:
+        tensor.set_(torch.zeros(3))
+
+    def swapped(tensor: Any) -> None:
+        torch.utils.swap_tensors(tensor, torch.zeros(3))
+
+    for replace in (emptied, set_anew, swapped):
+        for place in range(8):
+            src, out = [torch.ones(3) for _ in range(4)], [torch.zeros(3) for _ in range(4)]
+            update = tb.copier(src, out=out, check=False)
+            update()
+            assert all(bool((one == 1).all()) for one in out)
+            replace((src + out)[place])
+            with pytest.raises(tb.BridgeError, match=rf"tree\[{place % 4}\]"):
+                update()
+
+
 def test_autograd_notices_each_write_of_a_copy() -> None:
     whole, alone = torch.zeros(4), torch.zeros(2)
     out = [alone, np.zeros(2, np.float32), whole[:2], whole[2:]]

@@ -45,12 +45,13 @@ pub(crate) unsafe fn search(start: usize, length: usize, value: usize) -> Option
     (WORD..length).step_by(WORD).find(|offset| unsafe { word(start, *offset) } == value)
 }
 
-/// Returns the offset of the deleter in a `StorageImpl` with PyTorch's own memory at the address `memory`.
+/// Returns the offsets of the address and of the deleter in a `StorageImpl` with PyTorch's own memory at the address
+/// `memory`.
 ///
 /// # Safety
 ///
 /// The storage at `storage` is alive.
-pub(crate) unsafe fn deleter_offset(storage: usize, memory: usize) -> Option<usize> {
+pub(crate) unsafe fn memory_offsets(storage: usize, memory: usize) -> Option<(usize, usize)> {
     // SAFETY: a storage is longer than what is searched, and the words after the address are inside it.
     unsafe {
         let address = search(storage, SEARCHED - 2 * WORD, memory)?;
@@ -58,7 +59,7 @@ pub(crate) unsafe fn deleter_offset(storage: usize, memory: usize) -> Option<usi
         // the deleter, in the order of the C++ library.
         let rest = [address + WORD, address + 2 * WORD];
         let [first, second] = rest.map(|offset| word(storage, offset) == memory);
-        (first != second).then(|| rest[usize::from(first)])
+        (first != second).then(|| (address, rest[usize::from(first)]))
     }
 }
 

@@ -5,7 +5,7 @@
 //! or disagrees, the adapter asks Python.
 
 use crate::exchange::Borrow;
-use crate::library::{AtTensor, Held, SEARCHED, deleter_offset, function, search, word};
+use crate::library::{AtTensor, Held, SEARCHED, function, memory_offsets, search, word};
 use bridge_core::dlpack::ffi::DLTensor;
 use bridge_core::{Error, ErrorKind, Pending, Result};
 use bridge_pyo3::{Guarded, PyTensor, probe, watch_for_exit};
@@ -59,7 +59,8 @@ struct Offsets {
     tensor: usize,
     /// From a `TensorImpl` to the pointer to its `StorageImpl`.
     storage: usize,
-    /// From a `StorageImpl` to the deleter of its memory.
+    /// From a `StorageImpl` to the address of its memory, and to the deleter of that.
+    memory: usize,
     deleter: usize,
 }
 
@@ -114,7 +115,8 @@ impl<'py> Sample<'py> {
         let found = || unsafe {
             let tensor = search(object, length, self.implementation)?;
             let storage = search(self.implementation, SEARCHED, self.storage)?;
-            Some(Offsets { tensor, storage, deleter: deleter_offset(self.storage, self.memory)? })
+            let (memory, deleter) = memory_offsets(self.storage, self.memory)?;
+            Some(Offsets { tensor, storage, memory, deleter })
         };
         Ok(found())
     }
@@ -146,6 +148,7 @@ impl Native {
         unsafe {
             word(object, self.offsets.tensor) == sample.implementation
                 && word(sample.implementation, self.offsets.storage) == sample.storage
+                && self.memory(&sample.tensor) == sample.memory
                 && self.requires_grad(&sample.tensor) == sample.requires_grad
                 && (self.functions.is_conj)(self.tensor(&sample.tensor)) == sample.is_conj
                 && (self.functions.is_neg)(self.tensor(&sample.tensor)) == sample.is_neg
@@ -170,12 +173,21 @@ impl Native {
         unsafe { Pending::of((self.functions.is_conj)(tensor), (self.functions.is_neg)(tensor)) }
     }
 
-    /// Returns the address of the deleter of the tensor's memory. The tensor must have a storage.
+    /// Returns the address of the deleter of the tensor's memory; 0 for a tensor without a storage.
     pub(crate) fn deleter(&self, object: &PyTensor<'_>) -> usize {
+        self.word_of_storage(object, self.offsets.deleter)
+    }
+
+    /// Returns the address of the memory of the tensor's storage; 0 for a tensor without one.
+    pub(crate) fn memory(&self, object: &PyTensor<'_>) -> usize {
+        self.word_of_storage(object, self.offsets.memory)
+    }
+
+    fn word_of_storage(&self, object: &PyTensor<'_>, offset: usize) -> usize {
         // SAFETY: the object keeps its implementation and that its storage; the offsets are inside both.
         unsafe {
             let storage = word((*self.tensor(object)).expose_provenance(), self.offsets.storage);
-            if storage == 0 { 0 } else { word(storage, self.offsets.deleter) }
+            if storage == 0 { 0 } else { word(storage, offset) }
         }
     }
 

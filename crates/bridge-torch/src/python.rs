@@ -100,6 +100,11 @@ impl<'py> PyAdapter<'py> for Torch<'py> {
         export::storage(tensor).map(Some)
     }
 
+    fn has_storage(&self, tensor: &PyTensor<'py>, number: usize) -> bool {
+        let native = self.runtime.native.as_ref().filter(|_| self.runtime.is_tensor(tensor));
+        native.is_some_and(|native| native.memory(tensor) == number)
+    }
+
     fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
         export::counted_by(tensor).map(Some)
     }

@@ -1,7 +1,7 @@
 //! Which memory libtorch's caching allocator owns, and which stream uses it.
 
 use super::libtorch::{Libtorch, handle};
-use crate::library::{SEARCHED, WORD, deleter_offset, library_of, word};
+use crate::library::{SEARCHED, WORD, library_of, memory_offsets, word};
 use crate::record::{RecordStream, StreamByValue};
 use ::tch::{Kind, Tensor};
 use bridge_core::{Device, Stream};
@@ -85,9 +85,9 @@ impl Offsets {
         let storage = found.next().filter(|_| found.next().is_none())?;
         let deleter = |tensor: &Tensor, at| {
             // SAFETY: as above; the word is the address of the storage, which is alive with its tensor.
-            unsafe { deleter_offset(word(at, storage), tensor.data_ptr().expose_provenance()) }
+            unsafe { memory_offsets(word(at, storage), tensor.data_ptr().expose_provenance()) }
         };
-        let deleter = deleter(&one, one_at).filter(|first| deleter(&other, other_at) == Some(*first))?;
+        let (_, deleter) = deleter(&one, one_at).filter(|first| deleter(&other, other_at) == Some(*first))?;
         let offsets = Self { storage, deleter };
         let bytes = [0u8; 4];
         // SAFETY: the tensor is dropped before the bytes, and never written to.
