@@ -182,6 +182,7 @@ impl View {
     /// # Safety
     ///
     /// The shape and the strides of `tensor` stay readable during the call.
+    #[inline]
     unsafe fn of(tensor: &ffi::DLTensor) -> Result<Self> {
         // SAFETY: the caller's obligation, here and below.
         let view = unsafe { dims(tensor) }.and_then(|(shape, strides)| {
@@ -202,6 +203,7 @@ impl View {
 /// # Safety
 ///
 /// As for [`View::of`], for a lifetime that ends before that of `tensor`.
+#[inline]
 unsafe fn dims(tensor: &ffi::DLTensor) -> Option<(&[i64], Option<&[i64]>)> {
     let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim <= MAX_NDIM)?;
     if !tensor.shape.is_aligned() || !tensor.strides.is_aligned() || (ndim > 0 && tensor.shape.is_null()) {
@@ -251,6 +253,7 @@ unsafe fn refusal(tensor: &ffi::DLTensor) -> Error {
 /// # Safety
 ///
 /// The shape and the strides of `tensor` stay readable during the call.
+#[inline]
 pub unsafe fn read(tensor: &ffi::DLTensor) -> Result<View> {
     // SAFETY: the caller vouches for the shape and the strides.
     let view = unsafe { View::of(tensor) }?;

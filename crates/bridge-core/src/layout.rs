@@ -126,11 +126,12 @@ impl Layout {
         // Division is slow, and nearly every size is a power of two.
         let is_power = itemsize.unsigned_abs().is_power_of_two();
         let is_whole = |bytes: i64| if is_power { bytes & (itemsize - 1) == 0 } else { bytes % itemsize == 0 };
+        let are_whole = byte_strides.iter().all(|bytes| is_whole(*bytes));
         let addresses = |d| shape.get(d) != Some(&1) && !shape.contains(&0);
-        if byte_strides.iter().enumerate().any(|(d, bytes)| !is_whole(*bytes) && addresses(d)) {
+        if !are_whole && byte_strides.iter().enumerate().any(|(d, bytes)| !is_whole(*bytes) && addresses(d)) {
             return None;
         }
-        let in_elements = |bytes: i64| match is_whole(bytes) {
+        let in_elements = |bytes: i64| match are_whole || is_whole(bytes) {
             true if is_power => bytes >> itemsize.trailing_zeros(),
             true => bytes / itemsize,
             false => 0,
