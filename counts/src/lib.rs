@@ -29,6 +29,7 @@ pub extern "C" fn truebridge_instrument() {
 }
 
 /// `tb_borrow_api` of `truebridge_borrow.h`.
+#[derive(Debug)]
 #[repr(C)]
 pub struct Borrows {
     abi: u32,
