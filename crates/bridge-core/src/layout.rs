@@ -447,6 +447,10 @@ mod tests {
         }
         let packed = Layout::new(DType::FLOAT4_E2M1FN, &[2], None, 0);
         assert_eq!(packed.unwrap_err().kind(), ErrorKind::Dtype);
+        let why = |shape: &[i64], strides: &[i64]| layout(shape, strides, 0).unwrap_err().to_string();
+        assert_eq!(why(&[i64::MAX, -1, i64::MAX], &[1]), "length -1 in the shape is negative", "before all else");
+        assert_eq!(why(&[i64::MAX], &[]), "the shape and the strides differ in length");
+        assert_eq!(why(&[1 << 61, 1], &[0, 0]), format!("shape [{}, 1] of float32 overflows 2^63 bytes", 1_i64 << 61));
         assert_eq!(layout(&[2], &[1], usize::MAX).unwrap().extent(), None);
     }
 
