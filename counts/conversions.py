@@ -15,17 +15,35 @@ import numpy as np
 import torch
 
 import truebridge as tb
+from truebridge import _core
 
 #: Calls before those that are counted, which fill caches and pools, and those that are counted.
 WARM_UP, CALLS = 50, 100
 
 
-def paths() -> dict[str, Callable[[], Any]]:
+def borrows(library: str, tensor: object) -> Callable[[], Any]:
+    """Return what borrows a tensor 100 times, as C code does."""
+    find = ctypes.pythonapi.PyCapsule_GetPointer
+    find.restype, find.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    table = ctypes.c_void_p(find(_core.borrow, b"truebridge._core.borrow"))
+    # It holds the GIL.
+    borrowed = ctypes.PyDLL(library).truebridge_borrowed
+    kept, often = ctypes.py_object(tensor), ctypes.c_size_t(100)
+
+    def borrow() -> None:
+        if borrowed(table, kept, often):
+            raise RuntimeError("a borrow failed")
+
+    return borrow
+
+
+def paths(library: str) -> dict[str, Callable[[], Any]]:
     """Return each path by its name."""
     array: Any = np.ones((4, 16), np.float32)
     tensor = torch.ones(4, 16)
     other, transposed = torch.zeros(4, 16), torch.ones(16, 4).T
     leaves: dict[str, Any] = {f"leaf {index}": np.ones(8, np.float32) for index in range(100)}
+    weights: dict[str, Any] = {f"weight {index}": torch.ones(4, 16) for index in range(100)}
     return {
         "NumPy to torch": lambda: tb.to_torch(array),
         "torch to NumPy": lambda: tb.to_numpy(tensor),
@@ -34,6 +52,10 @@ def paths() -> dict[str, Callable[[], Any]]:
         "torch to NumPy and back": lambda: tb.to_torch(tb.to_numpy(tensor)),
         "a capsule of torch to NumPy": lambda: tb.to_numpy(torch.utils.dlpack.to_dlpack(tensor)),
         "100 arrays of a dict to torch": lambda: tb.to_torch(leaves),
+        "100 tensors of a dict to NumPy": lambda: tb.to_numpy(weights),
+        "100 borrows of an array": borrows(library, array),
+        "100 borrows of a tensor": borrows(library, tensor),
+        "100 borrows of a tensor of uint8": borrows(library, tensor.to(torch.uint8)),
         "plan, torch to NumPy": lambda: tb.plan(tensor, "numpy"),
         "loan of a tensor": lambda: tb.lend(tensor),
         "copy into a tensor": lambda: tb.copy(transposed, out=other),
@@ -47,7 +69,7 @@ def main(library: str) -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.disable()
-    ready = paths()
+    ready = paths(library)
     functions.truebridge_instrument()
     for name, path in ready.items():
 

@@ -2,6 +2,8 @@
 //!
 //! Requests need no symbols, which valgrind does not find in a library of every linker.
 
+use std::ffi::{c_int, c_void};
+
 /// Requests of `callgrind.h`: the tool's letters and a number.
 const TOOL: u64 = u64::from_be_bytes([0, 0, 0, 0, b'C', b'T', 0, 0]);
 const DUMP: u64 = TOOL;
@@ -24,6 +26,40 @@ pub extern "C" fn truebridge_counted(call: extern "C" fn(usize), argument: usize
 #[unsafe(no_mangle)]
 pub extern "C" fn truebridge_instrument() {
     request(INSTRUMENT);
+}
+
+/// `tb_borrow_api` of `truebridge_borrow.h`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Borrows {
+    abi: u32,
+    borrow: unsafe extern "C" fn(*mut c_void, *mut Room) -> c_int,
+    end: unsafe extern "C" fn(*mut Room),
+}
+
+/// Room for a `tb_borrowed`.
+#[repr(C)]
+struct Room([u64; 256]);
+
+/// Borrows a tensor so often, as C code does, and returns how often that failed.
+///
+/// # Safety
+///
+/// The functions are those of the package, the object is alive, and the caller holds the GIL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn truebridge_borrowed(functions: &Borrows, object: *mut c_void, often: usize) -> usize {
+    let mut room = Room([0; 256]);
+    let borrow = |_: &usize| {
+        // SAFETY: the caller's obligations; the room is writable, and what was borrowed ends once.
+        unsafe {
+            let failed = (functions.borrow)(object, &mut room) != 0;
+            if !failed {
+                (functions.end)(&mut room);
+            }
+            failed
+        }
+    };
+    (0..often).filter(borrow).count()
 }
 
 /// Sends valgrind a request. Does nothing without valgrind.

@@ -18,6 +18,7 @@ use dlpark::metadata::{Dynamic, PreparedDynamic};
 pub use dlpark::{Managed, ManagedTensorBase, legacy, versioned};
 use dlpark::{OpaqueContext, TensorRef};
 use std::ops::Range;
+use std::slice;
 use std::sync::{Arc, PoisonError};
 
 impl From<DLDataType> for DType {
@@ -133,16 +134,21 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     origin: impl FnOnce(Device, usize) -> Result<Origin>,
 ) -> Result<Lent> {
     // SAFETY: the handle owns the tensor, and no other code changes it.
-    readable(unsafe { managed.tensor() })?;
-    let tensor = managed.validate().map_err(|error| broken(error.to_string()).caused_by(error))?;
-    // SAFETY: the handle owns the tensor, and no other code changes it.
+    let tensor = unsafe { managed.tensor() };
+    if tensor.strides.is_null() {
+        // It depends on the version whether they may be left out.
+        readable(tensor)?;
+        managed.validate().map_err(|error| broken(error.to_string()).caused_by(error))?;
+    }
+    // SAFETY: as above.
     let access = match unsafe { &*managed.as_ptr() }.version() {
         // DLPack has no flag for it before version 1.0.
         None => Access::Unstated,
         Some(_) if managed.flags().contains(DlpackFlags::READ_ONLY) => Access::ReadOnly,
         Some(_) => Access::ReadWrite,
     };
-    let (described, ()) = Described::of(&tensor, access, |device, data| Ok((origin(device, data)?, ())))?;
+    // SAFETY: as above, and the producer vouches for the shape and the strides.
+    let (described, ()) = unsafe { Described::of(tensor, access, |device, data| Ok((origin(device, data)?, ()))) }?;
     let Described { data, dtype, layout, allocation, keep, release } = described;
     let owner = (managed.into_deleter(), keep);
     match release {
@@ -171,8 +177,59 @@ pub struct View {
 }
 
 impl View {
-    fn of(tensor: &TensorRef<'_>) -> Result<Self> {
-        let (dtype, device) = (DType::from(tensor.dtype()), Device::from(tensor.device()));
+    /// Reads a tensor, whose data pointer may be null.
+    ///
+    /// # Safety
+    ///
+    /// The shape and the strides of `tensor` stay readable during the call.
+    #[inline]
+    unsafe fn of(tensor: &ffi::DLTensor) -> Result<Self> {
+        // SAFETY: the caller's obligation, here and below.
+        let view = unsafe { dims(tensor) }.and_then(|(shape, strides)| {
+            let (dtype, device) = (DType::from(tensor.dtype), Device::from(tensor.device));
+            let layout = Layout::new(dtype, shape, strides, 0).ok()?;
+            // DLPack counts bits.
+            layout.nbytes().checked_mul(8)?;
+            let data = tensor.data.expose_provenance().checked_add(usize::try_from(tensor.byte_offset).ok()?)?;
+            (dtype.lanes == 1 && device.index >= 0).then_some(Self { data, dtype, layout, device })
+        });
+        // SAFETY: see above.
+        view.ok_or_else(|| unsafe { refusal(tensor) })
+    }
+}
+
+/// Returns the shape, and the strides where they are stated, if the tensor has dimensions that can be read.
+///
+/// # Safety
+///
+/// As for [`View::of`], for a lifetime that ends before that of `tensor`.
+#[inline]
+unsafe fn dims(tensor: &ffi::DLTensor) -> Option<(&[i64], Option<&[i64]>)> {
+    let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim <= MAX_NDIM)?;
+    if !tensor.shape.is_aligned() || !tensor.strides.is_aligned() || (ndim > 0 && tensor.shape.is_null()) {
+        return None;
+    }
+    // SAFETY: the pointer is aligned and not null, and the caller vouches for what it points to.
+    let dims = |start: *const i64| unsafe { slice::from_raw_parts(start, ndim) };
+    match ndim {
+        0 => Some((&[], None)),
+        _ => Some((dims(tensor.shape), (!tensor.strides.is_null()).then(|| dims(tensor.strides)))),
+    }
+}
+
+/// Returns why a tensor is not read.
+///
+/// # Safety
+///
+/// As for [`View::of`].
+#[cold]
+unsafe fn refusal(tensor: &ffi::DLTensor) -> Error {
+    let check = || {
+        readable(tensor)?;
+        // SAFETY: the caller's obligation.
+        let known = unsafe { TensorRef::from_raw(tensor) };
+        let known = known.map_err(|error| broken(error.to_string()).caused_by(error))?;
+        let (dtype, device) = (DType::from(tensor.dtype), Device::from(tensor.device));
         if dtype.lanes != 1 {
             let text =
                 format!("vector elements (lanes = {}) have no counterpart: view the tensor as scalars", dtype.lanes);
@@ -181,13 +238,10 @@ impl View {
         if device.index < 0 {
             return Err(broken(format!("device number {} is negative", device.index)));
         }
-        let layout = Layout::new(dtype, tensor.shape(), tensor.strides(), 0)?;
-        let data = usize::try_from(tensor.byte_offset())
-            .ok()
-            .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
-            .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
-        Ok(Self { data, dtype, layout, device })
-    }
+        Layout::new(dtype, known.shape(), known.strides(), 0).map(drop)
+    };
+    let offset = || broken(format!("byte_offset {} overflows the address", tensor.byte_offset));
+    check().map_or_else(|error| error, |()| offset())
 }
 
 /// Reads a tensor that the producer keeps.
@@ -199,12 +253,11 @@ impl View {
 /// # Safety
 ///
 /// The shape and the strides of `tensor` stay readable during the call.
+#[inline]
 pub unsafe fn read(tensor: &ffi::DLTensor) -> Result<View> {
-    readable(tensor)?;
     // SAFETY: the caller vouches for the shape and the strides.
-    let tensor = unsafe { TensorRef::from_raw(tensor) }.map_err(|error| broken(error.to_string()).caused_by(error))?;
-    let view = View::of(&tensor)?;
-    if view.layout.numel() > 0 && tensor.data_ptr().is_null() {
+    let view = unsafe { View::of(tensor) }?;
+    if view.layout.numel() > 0 && tensor.data.is_null() {
         return Err(broken("the data pointer is null".into()));
     }
     Ok(view)
@@ -217,18 +270,15 @@ pub unsafe fn read(tensor: &ffi::DLTensor) -> Result<View> {
 ///
 /// That of [`read`].
 pub unsafe fn describes(tensor: &ffi::DLTensor, lent: &Lent) -> bool {
-    if readable(tensor).is_err() {
-        return false;
-    }
     // SAFETY: the caller vouches for the shape and the strides.
-    let Ok(tensor) = (unsafe { TensorRef::from_raw(tensor) }) else { return false };
-    let data = (tensor.data_ptr() as u64).checked_add(tensor.byte_offset());
+    let Some((shape, strides)) = (unsafe { dims(tensor) }) else { return false };
+    let data = (tensor.data.addr() as u64).checked_add(tensor.byte_offset);
     let layout = lent.layout();
     data == Some(lent.data() as u64)
-        && tensor.shape() == layout.shape()
+        && shape == layout.shape()
         // A tensor without dimensions has none.
-        && tensor.strides().unwrap_or_default() == layout.strides()
-        && (DType::from(tensor.dtype()), Device::from(tensor.device())) == (lent.dtype(), lent.device())
+        && strides.unwrap_or_default() == layout.strides()
+        && (DType::from(tensor.dtype), Device::from(tensor.device)) == (lent.dtype(), lent.device())
 }
 
 /// Lends a tensor that its producer describes without giving up ownership, as `dltensor_from_py_object_no_sync` of the
@@ -248,10 +298,8 @@ pub unsafe fn lend_borrowed<O: Send + Sync + 'static>(
     access: Access,
     origin: impl FnOnce(Device, usize) -> Result<(Origin, O)>,
 ) -> Result<Lent> {
-    readable(tensor)?;
     // SAFETY: the caller vouches for the shape and the strides.
-    let tensor = unsafe { TensorRef::from_raw(tensor) }.map_err(|error| broken(error.to_string()).caused_by(error))?;
-    let (described, owner) = Described::of(&tensor, access, origin)?;
+    let (described, owner) = unsafe { Described::of(tensor, access, origin) }?;
     let Described { data, dtype, layout, allocation, keep, .. } = described;
     // SAFETY: as in `lend`, with the owner that the caller vouches for.
     let memory = unsafe { Memory::new(allocation, (owner, keep)) };
@@ -282,14 +330,18 @@ struct Described {
 }
 
 impl Described {
-    fn of<T>(
-        tensor: &TensorRef<'_>,
+    /// # Safety
+    ///
+    /// As for [`View::of`].
+    unsafe fn of<T>(
+        tensor: &ffi::DLTensor,
         access: Access,
         origin: impl FnOnce(Device, usize) -> Result<(Origin, T)>,
     ) -> Result<(Self, T)> {
-        let View { data, dtype, layout, device: stated } = View::of(tensor)?;
+        // SAFETY: the caller's obligation.
+        let View { data, dtype, layout, device: stated } = unsafe { View::of(tensor) }?;
         let (origin, rest) = origin(stated, if layout.numel() == 0 { 0 } else { data })?;
-        if layout.numel() > 0 && tensor.data_ptr().is_null() {
+        if layout.numel() > 0 && tensor.data.is_null() {
             return Err(broken("the data pointer is null".into()));
         }
         layout.hull(data, None).map_err(|error| broken("the view leaves the address space".into()).caused_by(error))?;

@@ -8,9 +8,6 @@ use std::ops::Range;
 /// Lengths and strides that a layout holds inline: those of four dimensions.
 const INLINE: usize = 8;
 
-/// The largest extent of a view, in bytes: that of the largest object in Rust and in C.
-const MAX_BYTES: usize = i64::MAX as usize;
-
 /// How the elements of a view lie in a buffer.
 ///
 /// Only [`Layout::new`] makes one, and it checks the arithmetic, so that nothing later can overflow.
@@ -40,55 +37,54 @@ impl Layout {
     /// [`MAX_NDIM`] dimensions, and for sizes that overflow; [`ErrorKind::Dtype`] for an element that is not a whole
     /// number of bytes.
     pub fn new(dtype: DType, shape: &[i64], strides: Option<&[i64]>, offset: usize) -> Result<Self> {
-        let itemsize = dtype.itemsize().ok_or_else(|| {
-            let text = format!("elements of dtype {dtype} are not whole bytes: unpack it first, or view it as uint8");
-            Error::new(ErrorKind::Dtype, text)
-        })?;
-        if shape.len() > MAX_NDIM {
-            return Err(malformed(format!("{} dimensions are more than {MAX_NDIM}", shape.len())));
-        }
-        if let Some(length) = shape.iter().find(|length| **length < 0) {
-            return Err(malformed(format!("length {length} in the shape is negative")));
-        }
-        if strides.is_some_and(|strides| strides.len() != shape.len()) {
-            return Err(malformed("the shape and the strides differ in length".into()));
-        }
-        let is_empty = shape.contains(&0);
-        let mut dims = match 2 * shape.len() {
+        let layout = match strides {
+            None => Self::measured(dtype, shape, offset, |_, compact| compact),
+            Some(strides) if strides.len() == shape.len() => Self::measured(dtype, shape, offset, |d, _| strides[d]),
+            Some(_) => None,
+        };
+        layout.ok_or_else(|| refusal(dtype, shape, strides))
+    }
+
+    /// Checks and measures, in one pass. `stride` returns the stride of a dimension, in elements; it receives the number
+    /// of the dimension, and the stride of a compact view. `None` where [`refusal`] has a reason.
+    #[inline]
+    fn measured(dtype: DType, shape: &[i64], offset: usize, stride: impl Fn(usize, i64) -> i64) -> Option<Self> {
+        let (itemsize, ndim) = (dtype.itemsize()?, shape.len());
+        let mut dims = match 2 * ndim {
+            _ if ndim > MAX_NDIM => return None,
             few @ 0..=INLINE => SmallVec::from_buf_and_len([0; INLINE], few),
             many => SmallVec::from_elem(0, many),
         };
-        let (lengths, kept) = dims.split_at_mut(shape.len());
-        lengths.copy_from_slice(shape);
-        // Every sum below counts the first element, so that the whole extent stays below 2^63.
-        let (mut numel, mut nbytes, mut reach) = (1usize, itemsize, (0usize, itemsize));
-        for (d, &length) in shape.iter().enumerate().rev() {
-            let compact = numel as i64;
-            if length > 1 {
-                let larger = nbytes.checked_mul(length as usize).filter(|nbytes| *nbytes <= MAX_BYTES);
-                nbytes = larger.ok_or_else(|| malformed(format!("shape {shape:?} of {dtype} overflows 2^63 bytes")))?;
-                // In range: there are no more elements than bytes.
-                numel *= length as usize;
+        let (lengths, strides) = dims.split_at_mut(ndim);
+        let is_empty = shape.contains(&0);
+        // In elements: how many there are, but for lengths of 0, and how far from the first one the view reaches.
+        let (mut numel, mut below, mut above) = (1_i64, 0_i64, 0_i64);
+        for (d, ((length, kept), &stated)) in lengths.iter_mut().zip(strides).zip(shape).enumerate().rev() {
+            let (compact, stride) = (numel, stride(d, numel));
+            (*length, *kept) = (stated, stride);
+            if stated > 1 {
+                numel = numel.checked_mul(stated)?;
             }
-            let stride = strides.map_or(compact, |strides| strides[d]);
-            let step = (stride.unsigned_abs() as usize).checked_mul(itemsize).filter(|step| *step <= MAX_BYTES);
-            if is_empty || length == 1 {
-                kept[d] = if stride < 0 || step.is_none() { compact } else { stride };
-                continue;
-            }
-            kept[d] = stride;
-            let bytes = step.and_then(|step| step.checked_mul(length as usize - 1)).unwrap_or(usize::MAX);
-            let side = if stride < 0 { &mut reach.0 } else { &mut reach.1 };
-            *side = side.saturating_add(bytes);
-            if reach.0.saturating_add(reach.1) > MAX_BYTES {
-                let strides = strides.unwrap_or(&[]);
-                return Err(malformed(format!(
-                    "strides {strides:?} with shape {shape:?} reach further than 2^63 bytes"
-                )));
+            if stated > 1 && !is_empty {
+                let span = stride.checked_mul(stated - 1)?;
+                match span < 0 {
+                    true => below = below.checked_sub(span)?,
+                    false => above = above.checked_add(span)?,
+                }
+            } else if stated < 0 {
+                return None;
+            } else if stride < 0 || in_bytes(stride, itemsize).is_none() {
+                *kept = compact;
             }
         }
-        let (numel, reach) = if is_empty { (0, (0, 0)) } else { (numel, reach) };
-        Ok(Self { dims, offset, itemsize, numel, reach })
+        in_bytes(numel, itemsize)?;
+        if is_empty {
+            return Some(Self { dims, offset, itemsize, numel: 0, reach: (0, 0) });
+        }
+        // With the first element, so that the whole extent stays below 2^63.
+        in_bytes(below.checked_add(above)?.checked_add(1)?, itemsize)?;
+        let reach = (below as usize * itemsize, above as usize * itemsize + itemsize);
+        Some(Self { dims, offset, itemsize, numel: numel as usize, reach })
     }
 
     /// As [`new`](Self::new), from strides in bytes, as NumPy and the array interfaces have them.
@@ -98,13 +94,12 @@ impl Layout {
     /// Those of [`new`](Self::new), and [`ErrorKind::Layout`] for a stride that is not a whole number of elements and
     /// addresses something.
     pub fn from_byte_strides(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Result<Self> {
-        let Some(strides) = Self::in_elements(dtype, shape, byte_strides) else {
+        Self::of_bytes(dtype, shape, byte_strides).unwrap_or_else(|| {
             let itemsize = dtype.itemsize().unwrap_or(1);
-            return Err(malformed(format!(
+            Err(malformed(format!(
                 "strides {byte_strides:?} (bytes) are not a whole number of elements of {itemsize} bytes: make a compact copy first, as numpy.ascontiguousarray and cupy.ascontiguousarray do"
-            )));
-        };
-        Self::new(dtype, shape, Some(&strides), 0)
+            )))
+        })
     }
 
     /// As [`from_byte_strides`](Self::from_byte_strides), for a producer that can copy a tensor whose strides are not a
@@ -115,8 +110,8 @@ impl Layout {
     ///
     /// Those of [`new`](Self::new).
     pub fn from_any_byte_strides(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Result<(Self, Option<Pending>)> {
-        match Self::in_elements(dtype, shape, byte_strides) {
-            Some(strides) => Ok((Self::new(dtype, shape, Some(&strides), 0)?, None)),
+        match Self::of_bytes(dtype, shape, byte_strides) {
+            Some(layout) => Ok((layout?, None)),
             None => {
                 let repeated = Dims::from_elem(0, byte_strides.len());
                 Ok((Self::new(dtype, shape, Some(&repeated), 0)?, Some(Pending::Packing)))
@@ -124,24 +119,31 @@ impl Layout {
         }
     }
 
-    /// Returns strides in elements, unless one is not a whole number of elements and addresses something.
-    fn in_elements(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Option<Dims> {
+    /// As [`new`](Self::new), from strides in bytes; `None` where one is not a whole number of elements and addresses
+    /// something.
+    fn of_bytes(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Option<Result<Self>> {
         let itemsize = dtype.itemsize().map_or(1, |itemsize| itemsize as i64);
         // Division is slow, and nearly every size is a power of two.
         let is_power = itemsize.unsigned_abs().is_power_of_two();
-        let whole = |bytes: i64| match is_power {
-            true => (bytes & (itemsize - 1) == 0).then(|| bytes >> itemsize.trailing_zeros()),
-            false => (bytes % itemsize == 0).then(|| bytes / itemsize),
-        };
-        let mut strides = Dims::from_elem(0, byte_strides.len());
-        for (d, (stride, bytes)) in strides.iter_mut().zip(byte_strides).enumerate() {
-            match whole(*bytes) {
-                Some(elements) => *stride = elements,
-                None if shape.get(d) == Some(&1) || shape.contains(&0) => (),
-                None => return None,
-            }
+        let is_whole = |bytes: i64| if is_power { bytes & (itemsize - 1) == 0 } else { bytes % itemsize == 0 };
+        let are_whole = byte_strides.iter().all(|bytes| is_whole(*bytes));
+        let addresses = |d| shape.get(d) != Some(&1) && !shape.contains(&0);
+        if !are_whole && byte_strides.iter().enumerate().any(|(d, bytes)| !is_whole(*bytes) && addresses(d)) {
+            return None;
         }
-        Some(strides)
+        let in_elements = |bytes: i64| match are_whole || is_whole(bytes) {
+            true if is_power => bytes >> itemsize.trailing_zeros(),
+            true => bytes / itemsize,
+            false => 0,
+        };
+        let layout = match byte_strides.len() == shape.len() {
+            true => Self::measured(dtype, shape, 0, |d, _| in_elements(byte_strides[d])),
+            false => None,
+        };
+        Some(layout.ok_or_else(|| {
+            let strides: Dims = byte_strides.iter().map(|bytes| in_elements(*bytes)).collect();
+            refusal(dtype, shape, Some(&strides))
+        }))
     }
 
     /// Returns the lengths, in elements.
@@ -276,6 +278,34 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "shape {:?}, strides {:?}, offset {} bytes", self.shape(), self.strides(), self.offset)
     }
+}
+
+/// Returns the bytes of so many elements, if they are fewer than 2^63: more than that no object has, in Rust or in C.
+fn in_bytes(elements: i64, itemsize: usize) -> Option<i64> {
+    elements.checked_mul(itemsize as i64)
+}
+
+/// Returns why there is no layout of this dtype, shape and strides.
+#[cold]
+fn refusal(dtype: DType, shape: &[i64], strides: Option<&[i64]>) -> Error {
+    let Some(itemsize) = dtype.itemsize() else {
+        let text = format!("elements of dtype {dtype} are not whole bytes: unpack it first, or view it as uint8");
+        return Error::new(ErrorKind::Dtype, text);
+    };
+    let mut lengths = shape.iter().filter(|length| **length > 1);
+    let numel = lengths.try_fold(1_i64, |numel, length| numel.checked_mul(*length));
+    malformed(if shape.len() > MAX_NDIM {
+        format!("{} dimensions are more than {MAX_NDIM}", shape.len())
+    } else if let Some(length) = shape.iter().find(|length| **length < 0) {
+        format!("length {length} in the shape is negative")
+    } else if strides.is_some_and(|strides| strides.len() != shape.len()) {
+        "the shape and the strides differ in length".into()
+    } else if numel.is_none_or(|numel| in_bytes(numel, itemsize).is_none()) {
+        format!("shape {shape:?} of {dtype} overflows 2^63 bytes")
+    } else {
+        let strides = strides.unwrap_or(&[]);
+        format!("strides {strides:?} with shape {shape:?} reach further than 2^63 bytes")
+    })
 }
 
 #[cold]
@@ -417,6 +447,10 @@ mod tests {
         }
         let packed = Layout::new(DType::FLOAT4_E2M1FN, &[2], None, 0);
         assert_eq!(packed.unwrap_err().kind(), ErrorKind::Dtype);
+        let why = |shape: &[i64], strides: &[i64]| layout(shape, strides, 0).unwrap_err().to_string();
+        assert_eq!(why(&[i64::MAX, -1, i64::MAX], &[1]), "length -1 in the shape is negative", "before all else");
+        assert_eq!(why(&[i64::MAX], &[]), "the shape and the strides differ in length");
+        assert_eq!(why(&[1 << 61, 1], &[0, 0]), format!("shape [{}, 1] of float32 overflows 2^63 bytes", 1_i64 << 61));
         assert_eq!(layout(&[2], &[1], usize::MAX).unwrap().extent(), None);
     }
 

@@ -18,8 +18,10 @@ use std::cell::RefCell;
 /// [`NotATensor`](bridge_core::ErrorKind::NotATensor) for any other object, and those of
 /// [`PyAdapter::borrow`](bridge_pyo3::PyAdapter::borrow).
 pub fn borrow<'a>(object: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
-    let adapter = adapter_of(object)?.ok_or_else(|| no_tensor(object))?;
-    adapter.borrow(object)
+    match seen(object) {
+        Some(framework) => framework.open(object.py())?.borrow(object),
+        None => adapter_of(object)?.ok_or_else(|| no_tensor(object))?.borrow(object),
+    }
 }
 
 /// Returns the adapter of the framework that `object` belongs to, or else [`Foreign`] for an object that speaks a

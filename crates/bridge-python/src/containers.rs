@@ -120,11 +120,7 @@ impl Kind {
         let py = object.py();
         let tuple = || object.cast::<PyTuple>();
         match self {
-            Self::Dict => {
-                let items = object.cast::<PyDict>()?.items();
-                let pairs = items.iter().map(|item| item.extract::<(PyTensor<'py>, PyTensor<'py>)>());
-                pairs.map(|pair| pair.map(|(key, value)| (Step::Key(key), value))).collect()
-            }
+            Self::Dict => Ok(object.cast::<PyDict>()?.iter().map(|(key, value)| (Step::Key(key), value)).collect()),
             Self::List => Ok(indexed(&object.cast::<PyList>()?.to_tuple())),
             Self::Tuple | Self::Struct => Ok(indexed(tuple()?)),
             Self::Named => {

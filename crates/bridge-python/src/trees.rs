@@ -8,6 +8,8 @@ use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyString};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// The most containers one inside another. Each level takes some of the C stack.
 pub(crate) const DEEPEST: usize = 100;
@@ -42,9 +44,29 @@ pub(crate) struct Tree<'py> {
     containers: Vec<Container<'py>>,
     leaves: Vec<Leaf<'py>>,
     /// What was met, by address. The objects are kept alive, so that an address means one object.
-    met: HashMap<usize, (PyTensor<'py>, Node)>,
+    met: HashMap<usize, (PyTensor<'py>, Node), BuildHasherDefault<OfAddress>>,
     /// Whether an object was met that passes through.
     others: bool,
+}
+
+/// The hash of an address. Those of objects differ by small multiples of their alignment: the product spreads them over the
+/// upper bits, and the rotation brings these down to where a map looks for its bucket.
+#[derive(Default)]
+struct OfAddress(u64);
+
+impl Hasher for OfAddress {
+    fn write_usize(&mut self, address: usize) {
+        // The golden ratio, as a part of 2^64.
+        self.0 = (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("the keys are addresses");
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// An error, and the steps to its place, the last one first.
@@ -110,25 +132,31 @@ impl<'py> Tree<'py> {
             return Ok(Node::Other);
         }
         let address = object.as_ptr().addr();
-        match self.met.get(&address) {
-            Some((_, Node::Open)) => {
+        let place = match self.met.entry(address) {
+            Entry::Vacant(place) => place,
+            Entry::Occupied(met) if met.get().1 == Node::Open => {
                 return Err(argument("this container holds itself: pass a tree without cycles").into());
             }
-            Some((_, node)) => return Ok(*node),
-            None => (),
-        }
-        let kind = if seen(object).is_some() { None } else { Kind::of(object)? };
-        let node = if let Some(kind) = kind {
-            self.met.insert(address, (object.clone(), Node::Open));
-            self.container(object, kind, depth)?
-        } else if let Some(adapter) = adapter_of(object)? {
-            self.leaves.push((adapter, object.clone()));
-            Node::Leaf(self.leaves.len() - 1)
-        } else {
-            self.others = true;
-            Node::Other
+            Entry::Occupied(met) => return Ok(met.get().1),
         };
-        self.met.insert(address, (object.clone(), node));
+        let kind = if seen(object).is_some() { None } else { Kind::of(object)? };
+        if let Some(kind) = kind {
+            place.insert((object.clone(), Node::Open));
+            let node = self.container(object, kind, depth)?;
+            self.met.insert(address, (object.clone(), node));
+            return Ok(node);
+        }
+        let node = match adapter_of(object)? {
+            Some(adapter) => {
+                self.leaves.push((adapter, object.clone()));
+                Node::Leaf(self.leaves.len() - 1)
+            }
+            None => {
+                self.others = true;
+                Node::Other
+            }
+        };
+        place.insert((object.clone(), node));
         Ok(node)
     }
 

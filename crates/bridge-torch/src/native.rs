@@ -7,7 +7,7 @@
 use crate::exchange::Borrow;
 use crate::library::{AtTensor, Held, SEARCHED, function, memory_offsets, search, word};
 use bridge_core::dlpack::ffi::DLTensor;
-use bridge_core::{Error, ErrorKind, Pending, Result};
+use bridge_core::{DType, Error, ErrorKind, Pending, Result};
 use bridge_pyo3::{Guarded, PyTensor, probe, watch_for_exit};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
@@ -30,6 +30,11 @@ struct Functions {
     is_conj: unsafe extern "C" fn(AtTensor) -> bool,
     /// `bool at::native::is_neg(const at::Tensor&)`
     is_neg: unsafe extern "C" fn(AtTensor) -> bool,
+    /// The code of the dtype: handle, result.
+    dtype: unsafe extern "C" fn(AtTensor, *mut i32) -> c_int,
+    /// The codes of `torch.int8` and of `torch.uint8`.
+    int8: unsafe extern "C" fn() -> i32,
+    uint8: unsafe extern "C" fn() -> i32,
     /// A new tensor over the storage of another: handle, dimensions, sizes, strides, offset, result.
     reinterpret: unsafe extern "C" fn(AtTensor, i64, *const i64, *const i64, i64, *mut AtTensor) -> c_int,
     delete: unsafe extern "C" fn(AtTensor) -> c_int,
@@ -45,6 +50,9 @@ impl Functions {
                 requires_grad: function("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv")?,
                 is_conj: function(CPU, "_ZN2at6native7is_conjERKNS_6TensorE")?,
                 is_neg: function(CPU, "_ZN2at6native6is_negERKNS_6TensorE")?,
+                dtype: function(CPU, "aoti_torch_get_dtype")?,
+                int8: function(CPU, "aoti_torch_dtype_int8")?,
+                uint8: function(CPU, "aoti_torch_dtype_uint8")?,
                 reinterpret: function(CPU, "aoti_torch__reinterpret_tensor")?,
                 delete: function(CPU, "aoti_torch_delete_tensor_object")?,
             })
@@ -74,12 +82,18 @@ struct Sample<'py> {
     requires_grad: bool,
     is_conj: bool,
     is_neg: bool,
+    /// The dtype, if it is one of [`BYTES`].
+    byte: Option<DType>,
 }
+
+/// The dtypes whose names in DLPack narrower dtypes have as well.
+pub(crate) const BYTES: [DType; 2] = [DType::INT8, DType::UINT8];
 
 impl<'py> Sample<'py> {
     fn of(tensor: PyTensor<'py>) -> PyResult<Self> {
         let storage = tensor.call_method0("untyped_storage")?;
         let answers = |name| tensor.call_method0(name)?.is_truthy();
+        let dtype = tensor.getattr("dtype")?.to_string();
         Ok(Self {
             implementation: tensor.getattr("_cdata")?.extract()?,
             storage: storage.getattr("_cdata")?.extract()?,
@@ -87,6 +101,7 @@ impl<'py> Sample<'py> {
             requires_grad: tensor.getattr("requires_grad")?.is_truthy()?,
             is_conj: answers("is_conj")?,
             is_neg: answers("is_neg")?,
+            byte: BYTES.into_iter().find(|byte| dtype == format!("torch.{byte}")),
             tensor,
         })
     }
@@ -144,6 +159,7 @@ impl Native {
 
     fn agrees(&self, sample: &Sample<'_>) -> bool {
         let object = sample.tensor.as_ptr().expose_provenance();
+        let is_byte = |byte| self.is_byte(&sample.tensor, byte);
         // SAFETY: the object is a tensor, whose header ends after the offset, and its implementation is alive.
         unsafe {
             word(object, self.offsets.tensor) == sample.implementation
@@ -152,6 +168,7 @@ impl Native {
                 && self.requires_grad(&sample.tensor) == sample.requires_grad
                 && (self.functions.is_conj)(self.tensor(&sample.tensor)) == sample.is_conj
                 && (self.functions.is_neg)(self.tensor(&sample.tensor)) == sample.is_neg
+                && BYTES.map(is_byte) == BYTES.map(|byte| sample.byte == Some(byte))
         }
     }
 
@@ -164,6 +181,20 @@ impl Native {
     pub(crate) fn requires_grad(&self, object: &PyTensor<'_>) -> bool {
         // SAFETY: a tensor points to its implementation, which the object keeps.
         unsafe { (self.functions.requires_grad)(*self.tensor(object)) }
+    }
+
+    /// Returns whether the dtype is one of [`BYTES`], and PyTorch's own of that name.
+    pub(crate) fn is_byte(&self, object: &PyTensor<'_>, byte: DType) -> bool {
+        let mut code = -1;
+        // SAFETY: the object keeps the tensor, and the code is writable. The other functions have no obligations.
+        unsafe {
+            let known = match byte {
+                DType::INT8 => (self.functions.int8)(),
+                DType::UINT8 => (self.functions.uint8)(),
+                _ => return false,
+            };
+            (self.functions.dtype)(self.tensor(object), &mut code) == 0 && code == known
+        }
     }
 
     /// Returns the deferred operations, if there are any.

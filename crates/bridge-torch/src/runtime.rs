@@ -3,7 +3,7 @@
 use crate::allocator::Allocator;
 use crate::capsule::Capsules;
 use crate::exchange::{Borrow, Exchange, ExchangeApi};
-use crate::native::Native;
+use crate::native::{BYTES, Native};
 use crate::raised;
 use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
 use bridge_pyo3::{PyTensor, brief_str, installed, is_instance, probe};
@@ -23,8 +23,8 @@ pub(crate) struct Runtime {
     dispatch: Py<PyAny>,
     /// Parameters and buffers of lazy modules, which have no shape yet.
     uninitialized: Py<PyAny>,
-    /// PyTorch's objects for the dtypes whose names in DLPack narrower dtypes have as well.
-    bytes: [(DType, Py<PyAny>); 2],
+    /// PyTorch's objects for [`BYTES`].
+    bytes: [Py<PyAny>; 2],
     cuda: OnceLock<()>,
     pub(crate) allocator: Allocator,
     /// Answers without Python, where this version has them.
@@ -85,8 +85,8 @@ impl Runtime {
             let dispatch = tensor.getattr("__torch_dispatch__")?.unbind();
             // Not `is_available`, which starts the driver: a child that is forked then could not use CUDA.
             let gpus: usize = torch.getattr("cuda")?.call_method0("device_count")?.extract()?;
-            let byte = |name: &str| Ok::<_, PyErr>(torch.getattr(name)?.unbind());
-            let bytes = [(DType::INT8, byte("int8")?), (DType::UINT8, byte("uint8")?)];
+            let [int8, uint8] = BYTES.map(|byte| torch.getattr(byte.to_string().as_str()));
+            let bytes = [int8?.unbind(), uint8?.unbind()];
             Ok((tensor.unbind(), parameter.unbind(), dispatch, uninitialized, bytes, gpus > 0))
         };
         let (tensor, parameter, dispatch, uninitialized, bytes, cuda) = look_up().map_err(|e| raised(py, e))?;
@@ -133,10 +133,13 @@ impl Runtime {
 
     /// Refuses dtypes of less than a byte, such as `torch.int4`, which PyTorch exports as the `dtype` of a byte.
     pub(crate) fn refuse_narrower(&self, tensor: &PyTensor<'_>, dtype: DType) -> Result<()> {
-        let Some((_, byte)) = self.bytes.iter().find(|(known, _)| *known == dtype) else { return Ok(()) };
+        let Some(byte) = BYTES.iter().position(|byte| *byte == dtype) else { return Ok(()) };
+        if self.native.as_ref().is_some_and(|native| native.is_byte(tensor, dtype)) {
+            return Ok(());
+        }
         let py = tensor.py();
         let own = tensor.getattr(intern!(py, "dtype")).map_err(|error| raised(py, error))?;
-        if own.is(byte) {
+        if own.is(&self.bytes[byte]) {
             return Ok(());
         }
         let text = format!(

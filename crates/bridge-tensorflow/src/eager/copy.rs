@@ -2,7 +2,7 @@
 
 use crate::eager::functions::{EagerRuntime, TFE_Context, TFE_TensorHandle};
 use crate::eager::handle::{COPY, Handle, execute};
-use crate::eager::seen::address;
+use crate::eager::seen::read;
 use crate::runtime::dtypes::{self, UINT8};
 use crate::runtime::status::Status;
 use crate::runtime::tensor::RuntimeTensor;
@@ -46,7 +46,7 @@ pub(crate) unsafe fn copied_on_device(
         let bytes = Handle::over(eager, context, place, (UINT8, &[nbytes as i64]), start..start + nbytes, lent)?;
         let copy = execute(eager, context, COPY, place, &bytes, &[(c"T", UINT8)])?;
         wait(copy.raw(), &status)?;
-        let start = address(eager, copy.raw(), &status)?;
+        let (_, start) = read(eager, copy.raw(), &status)?;
         Ok((Some(copy), start..start + nbytes))
     }
 }

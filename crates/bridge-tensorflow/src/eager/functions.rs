@@ -2,8 +2,11 @@
 
 use crate::runtime::Runtime;
 use crate::runtime::api::{Deallocator, TF_DeviceList, TF_Status, TF_Tensor, functions, opaque};
+use crate::runtime::dtypes::UINT8;
 use crate::runtime::library::{Libraries, Version, Versions};
-use bridge_core::Result;
+use crate::runtime::status::Status;
+use crate::runtime::tensor::RuntimeTensor;
+use bridge_core::{Dims, Result};
 use std::ffi::{c_char, c_int, c_void};
 
 opaque! {
@@ -31,7 +34,29 @@ impl EagerRuntime {
     pub(crate) fn find(runtime: &'static Runtime) -> Result<Self> {
         let (libraries, version) = runtime.libraries();
         let (functions, handles) = (EagerFunctions::find(libraries)?, HandleFunctions::find(libraries, version));
-        Ok(Self { runtime, functions, handles })
+        let mut found = Self { runtime, functions, handles };
+        if !found.reads_a_shape().is_ok_and(|reads| reads) {
+            found.handles.tensor = None;
+        }
+        Ok(found)
+    }
+
+    /// Returns whether the C++ functions, if they were found, read the shape of a tensor.
+    fn reads_a_shape(&self) -> Result<bool> {
+        let Some(read) = self.handles.tensor else { return Ok(false) };
+        let (core, shape, bytes) = (&self.runtime.core, [2, 1, 300], [0; 600]);
+        let status = Status::new(core);
+        // SAFETY: there are as many bytes as the shape has elements. The tensor is alive; the handle is ours, local, and
+        // deleted once.
+        let read = unsafe {
+            let tensor = RuntimeTensor::copied(core, UINT8, &shape, bytes.as_ptr(), bytes.len())?;
+            let handle = (self.functions.TFE_NewTensorHandle)(tensor.raw(), status.raw());
+            status.check()?;
+            let read = read.read(handle);
+            (self.functions.TFE_DeleteTensorHandle)(handle);
+            read
+        };
+        Ok(read.is_some_and(|(read, _)| *read == shape))
     }
 }
 
@@ -70,7 +95,7 @@ functions! {
 
 /// C++ functions of handles, in tested versions. Without them, exporting an eager tensor waits for the device.
 pub(crate) struct HandleFunctions {
-    /// The tensor of a local handle, and its address.
+    /// The tensor of a local handle, its shape and its address.
     pub(crate) tensor: Option<TensorFunctions>,
     /// `bool TensorHandle::IsReady() const`: whether the tensor has been made, which is always so without an
     /// asynchronous executor.
@@ -83,22 +108,31 @@ pub(crate) struct TensorFunctions {
     tensor_of: unsafe extern "C" fn(*mut usize, *mut TFE_TensorHandle, *mut *const CxxTensor) -> *mut usize,
     /// `void* Tensor::data() const`
     data_of: unsafe extern "C" fn(*const CxxTensor) -> *mut c_void,
+    /// `int TensorShapeBase<TensorShape>::dims() const` and `int64_t TensorShapeBase<TensorShape>::dim_size(int) const`.
+    /// The shape is the first member of the tensor.
+    dims_of: unsafe extern "C" fn(*const CxxTensor) -> c_int,
+    dim_of: unsafe extern "C" fn(*const CxxTensor, c_int) -> i64,
     /// The status of success.
     ok: usize,
 }
 
 impl TensorFunctions {
-    /// Returns the address of the handle's tensor, or `None` where the function fails.
+    /// Returns the shape and the address of the handle's tensor, or `None` where the function fails.
     ///
     /// # Safety
     ///
     /// The handle is alive and local, and its tensor has been made.
-    pub(crate) unsafe fn address(&self, handle: *mut TFE_TensorHandle) -> Option<usize> {
+    pub(crate) unsafe fn read(&self, handle: *mut TFE_TensorHandle) -> Option<(Dims, usize)> {
         let (mut result, mut tensor) = (!self.ok, std::ptr::null());
-        // SAFETY: the caller's obligation; both outputs are writable. The tensor lives as long as the handle.
+        // SAFETY: the caller's obligation; both outputs are writable. The tensor lives as long as the handle, and the
+        // dimensions are in range.
         unsafe {
             (self.tensor_of)(&mut result, handle, &mut tensor);
-            (result == self.ok && !tensor.is_null()).then(|| (self.data_of)(tensor).expose_provenance())
+            if result != self.ok || tensor.is_null() {
+                return None;
+            }
+            let shape = (0..(self.dims_of)(tensor)).map(|i| (self.dim_of)(tensor, i)).collect();
+            Some((shape, (self.data_of)(tensor).expose_provenance()))
         }
     }
 }
@@ -115,12 +149,20 @@ impl HandleFunctions {
         unsafe {
             let tensor_of = libraries.optional("_ZNK10tensorflow12TensorHandle6TensorEPPKNS_6TensorE");
             let data_of = libraries.optional("_ZNK10tensorflow6Tensor4dataEv");
-            let tensor = ok.zip(tensor_of).zip(data_of);
+            let dims_of = libraries.optional("_ZNK10tensorflow15TensorShapeBaseINS_11TensorShapeEE4dimsEv");
+            let dim_of = libraries.optional("_ZNK10tensorflow15TensorShapeBaseINS_11TensorShapeEE8dim_sizeEi");
+            let tensor = ok.zip(tensor_of).zip(data_of).zip(dims_of).zip(dim_of);
             Self {
                 // On other architectures a status is not returned through a first argument.
-                tensor: tensor
-                    .filter(|_| cfg!(target_arch = "x86_64"))
-                    .map(|((ok, tensor_of), data_of)| TensorFunctions { tensor_of, data_of, ok }),
+                tensor: tensor.filter(|_| cfg!(target_arch = "x86_64")).map(
+                    |((((ok, tensor_of), data_of), dims_of), dim_of)| TensorFunctions {
+                        tensor_of,
+                        data_of,
+                        dims_of,
+                        dim_of,
+                        ok,
+                    },
+                ),
                 is_ready: ok.and_then(|_| libraries.optional("_ZNK10tensorflow12TensorHandle7IsReadyEv")),
             }
         }

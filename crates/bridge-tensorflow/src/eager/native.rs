@@ -4,7 +4,7 @@ use crate::eager::copy::{copied_on_device, copied_on_host};
 use crate::eager::devices::{Devices, elsewhere};
 use crate::eager::functions::{EagerRuntime, TFE_Context};
 use crate::eager::handle::Handle;
-use crate::eager::seen::{Seen, wait};
+use crate::eager::seen::{Seen, shape, wait};
 use crate::graph::argument;
 use crate::graph::config::SessionOptions;
 use crate::runtime::Runtime;
@@ -187,14 +187,9 @@ impl EagerTensor {
     pub fn layout(&self) -> Result<(DType, Layout)> {
         let eager = self.0.eager();
         let status = Status::new(&eager.runtime.core);
-        // SAFETY: the handle is alive; the dimensions are in range.
-        let (code, shape) = unsafe {
-            let ndim = (eager.functions.TFE_TensorHandleNumDims)(self.0.raw(), status.raw());
-            let length = |i| (eager.functions.TFE_TensorHandleDim)(self.0.raw(), i, status.raw());
-            let shape: Dims = (0..ndim).map(length).collect();
-            ((eager.functions.TFE_TensorHandleDataType)(self.0.raw()), shape)
-        };
-        status.check()?;
+        // SAFETY: the handle is alive.
+        let (code, shape) =
+            unsafe { ((eager.functions.TFE_TensorHandleDataType)(self.0.raw()), shape(eager, self.0.raw(), &status)?) };
         let dtype = dtypes::dtype(code).map_err(|reason| Error::new(ErrorKind::Dtype, reason))?;
         Ok((dtype, Layout::new(dtype, &shape, None, 0)?))
     }

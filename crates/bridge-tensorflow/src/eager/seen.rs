@@ -51,15 +51,9 @@ impl Seen {
         // SAFETY: as above.
         let gpu = place(unsafe { CStr::from_ptr(name) })?;
         wait(&status)?;
-        // SAFETY: see above; the dimensions are in range. If the tensor could not be made, the status reports it.
-        let shape: Dims = unsafe {
-            let ndim = (functions.TFE_TensorHandleNumDims)(handle, status.raw());
-            (0..ndim).map(|i| (functions.TFE_TensorHandleDim)(handle, i, status.raw())).collect()
-        };
-        status.check()?;
-        let layout = Layout::new(dtype, &shape, None, 0)?;
         // SAFETY: the handle is alive, local to the process, and its tensor has been made.
-        let address = unsafe { address(eager, handle, &status) }?;
+        let (shape, address) = unsafe { read(eager, handle, &status) }?;
+        let layout = Layout::new(dtype, &shape, None, 0)?;
         let access = runtime.consumer.protected.access(address, Access::Immutable);
         // TensorFlow keeps most tensors of int32 in host memory, even if it names a GPU.
         let is_on_gpu = || Ok(code != INT32 || layout.nbytes() == 0 || gpu_of(address)?.is_some());
@@ -88,25 +82,42 @@ impl Seen {
     }
 }
 
-/// Returns the address of the memory of a handle.
+/// Returns the shape of a handle, and the address of its memory. If the tensor could not be made, that is the error.
 ///
 /// # Safety
 ///
 /// The handle is alive, on a device of this process, and its tensor has been made.
-pub(crate) unsafe fn address(
+pub(crate) unsafe fn read(
     eager: &EagerRuntime,
     handle: *mut TFE_TensorHandle,
     status: &Status<'_>,
-) -> Result<usize> {
+) -> Result<(Dims, usize)> {
     // SAFETY: a handle on a device of this process is a local `TensorHandle`, as TensorFlow's own functions take it; the
     // rest is the caller's obligation.
-    if let Some(address) = eager.handles.tensor.and_then(|functions| unsafe { functions.address(handle) }) {
-        return Ok(address);
+    if let Some(read) = eager.handles.tensor.and_then(|functions| unsafe { functions.read(handle) }) {
+        return Ok(read);
     }
-    // SAFETY: the handle is alive. This waits for the device.
+    // SAFETY: the handle is alive, here and below.
+    let shape = unsafe { shape(eager, handle, status) }?;
+    // SAFETY: see above. This waits for the device.
     let address = unsafe { (eager.functions.TFE_TensorHandleDevicePointer)(handle, status.raw()) };
     status.check()?;
-    Ok(address.expose_provenance())
+    Ok((shape, address.expose_provenance()))
+}
+
+/// Returns the shape of a handle.
+///
+/// # Safety
+///
+/// The handle is alive.
+pub(crate) unsafe fn shape(eager: &EagerRuntime, handle: *mut TFE_TensorHandle, status: &Status<'_>) -> Result<Dims> {
+    let functions = &eager.functions;
+    // SAFETY: the caller's obligation; the dimensions are in range.
+    let shape = unsafe {
+        let ndim = (functions.TFE_TensorHandleNumDims)(handle, status.raw());
+        (0..ndim).map(|i| (functions.TFE_TensorHandleDim)(handle, i, status.raw())).collect()
+    };
+    status.check().map(|()| shape)
 }
 
 /// Returns whether an asynchronous executor has made the tensor; without one it has been made.
