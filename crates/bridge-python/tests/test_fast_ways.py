@@ -54,12 +54,15 @@ def outcome(array, source, target, options):
     shared = array.size > 0 and numpy.shares_memory(seen, array)
     assert array.size == 0 or shared == plan.zero_copy, "the plan was not followed"
     back = tb.convert(result, source)
-    return [str(plan), shared, list(seen.strides) if shared else None, tuple(back.shape) == seen.shape]
+    same = tuple(back.shape) == seen.shape
+    return [str(plan), shared, list(seen.strides) if shared else None, same, seen.flags.writeable]
 
 ended = []
 for _ in range(200):
     source, target = draw.choice(list(MAKE)), draw.choice(list(MAKE))
     array = drawn([1, 1, 2, -1] if source == "numpy" else [1, 1, 2])
+    if source == "numpy":
+        array.flags.writeable = draw.random() < 0.7
     options = {{"copy": draw.choice([None, None, True, False])}}
     if draw.random() < 0.3:
         options["permute"] = draw.sample(range(array.ndim), array.ndim)
