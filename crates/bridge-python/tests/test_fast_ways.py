@@ -92,3 +92,29 @@ def test_results_are_the_same_by_every_way(seed: int, beside_torch: Warm) -> Non
     assert len({str(outcome) for outcome in fast}) > 50
     for ways in (["exchange of PyTorch"], ["C API of NumPy"], list(HIDE)):
         assert ended(beside_torch, seed, *ways) == fast, f"without {ways}"
+
+
+@pytest.mark.parametrize("change", ["t.data = torch.zeros(1)", "t.set_()"])
+def test_memory_lives_as_long_as_its_view_without_the_fast_way(change: str, beside_torch: Warm) -> None:
+    ran = beside_torch.run(f"""
+import gc, threading, weakref
+import numpy, torch
+{HIDE["exchange of PyTorch"]}
+import truebridge as tb
+
+memory = numpy.arange(4, dtype=numpy.float32)
+kept, address = weakref.ref(memory), memory.ctypes.data
+t = torch.from_numpy(memory)
+view = tb.to_numpy(t)
+del memory
+{change}
+del t
+gc.collect()
+assert kept() is not None and view.ctypes.data == address and view.tolist() == [0, 1, 2, 3]
+thread = threading.Thread(target=lambda: globals().pop("view"))
+thread.start()
+thread.join()
+gc.collect()
+assert kept() is None, "nothing returned the memory"
+""")
+    assert ran.returncode == 0, ran.stderr
