@@ -7,12 +7,15 @@ Traces and `debug` wrap the adapters; they are switched on and off between the c
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import numpy as np
 import pytest
 
+import truebridge as tb
 from programs import Warm
 
-pytest.importorskip("torch")
+torch: Any = pytest.importorskip("torch")
 
 #: What hides a fast way before the package looks it up.
 HIDE = {
@@ -96,6 +99,21 @@ def test_results_are_the_same_by_every_way(seed: int, beside_torch: Warm) -> Non
     assert len({str(outcome) for outcome in fast}) > 50
     for ways in (["exchange of PyTorch"], ["C API of NumPy"], list(HIDE)):
         assert ended(beside_torch, seed, *ways) == fast, f"without {ways}"
+
+
+def test_the_fast_way_of_pytorch_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), "this PyTorch has no fast way"
+    tensor, array = torch.arange(3.0), np.arange(3.0)
+    tb.to_numpy(tensor)  # looks the ways up
+
+    def slow(*_: object) -> None:
+        raise AssertionError("Python was asked")
+
+    for name in ("__dlpack__", "detach", "is_conj", "is_neg", "untyped_storage"):
+        monkeypatch.setattr(torch.Tensor, name, slow)
+    there, back = tb.to_numpy(tensor), tb.to_torch(array)
+    monkeypatch.undo()
+    assert there.tolist() == back.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("change", ["t.data = torch.zeros(1)", "t.set_()"])
