@@ -116,6 +116,23 @@ def test_the_fast_way_of_pytorch_is_the_one_in_use(monkeypatch: pytest.MonkeyPat
     assert there.tolist() == back.tolist() == [0, 1, 2]
 
 
+def test_the_fast_way_of_numpy_is_the_one_in_use(beside_torch: Warm) -> None:
+    ran = beside_torch.run("""
+import numpy
+
+def slow(x, asarray=numpy.asarray):
+    asked.append(type(x))
+    return asarray(x)
+
+asked, numpy.asarray = [], slow
+import truebridge as tb
+
+array = numpy.arange(6.0)[::-2]
+assert tb.to_numpy(array).tolist() == [5, 3, 1] and not asked, asked
+""")
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.mark.parametrize("change", ["t.data = torch.zeros(1)", "t.set_()"])
 def test_memory_lives_as_long_as_its_view_without_the_fast_way(change: str, beside_torch: Warm) -> None:
     ran = beside_torch.run(f"""
