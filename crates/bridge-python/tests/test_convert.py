@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import memory
 import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
@@ -75,6 +76,17 @@ def test_writes_are_seen_on_both_sides() -> None:
     array[1] = 5
     tensor[2] = 7
     assert tensor.tolist() == array.tolist() == [0, 5, 7, 0]
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+@pytest.mark.parametrize("source", ["numpy", "torch", "backwards"])
+def test_a_copy_is_memory_of_the_target(source: str, target: str) -> None:
+    array = np.arange(300.0)
+    x = {"numpy": array, "torch": torch.from_numpy(array), "backwards": array[::-1]}[source]
+    before = memory.views()
+    copy = tb.convert(x, target, copy=True)
+    assert memory.views() == before, "the copy is a view of a copy"
+    assert copy.tolist() == x.tolist()
 
 
 def test_copy_is_as_in_the_array_api() -> None:

@@ -284,6 +284,15 @@ def test_a_copier_notices_memory_that_was_replaced(check: bool) -> None:
         update()
 
 
+@pytest.mark.parametrize("replaced", [0, 1, 2, 3])
+def test_an_unchecked_copier_notices_it_of_each_tensor(replaced: int) -> None:
+    src, out = [torch.ones(3), torch.ones(3)], [torch.zeros(3), torch.zeros(3)]
+    update = tb.copier(src, out=out, check=False)
+    [*src, *out][replaced].data = torch.full((3,), 7.0)
+    with pytest.raises(tb.BridgeError, match=rf"tree\[{replaced % 2}\]: .* another address"):
+        update()
+
+
 def test_an_unchecked_copier_copies_views_as_they_were() -> None:
     source, target = torch.arange(12.0), torch.zeros(12)
     src, out = list(source.split(3)), list(target.split(3))

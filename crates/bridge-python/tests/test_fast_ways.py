@@ -7,12 +7,15 @@ Traces and `debug` wrap the adapters; they are switched on and off between the c
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import numpy as np
 import pytest
 
+import truebridge as tb
 from programs import Warm
 
-pytest.importorskip("torch")
+torch: Any = pytest.importorskip("torch")
 
 #: What hides a fast way before the package looks it up.
 HIDE = {
@@ -46,6 +49,9 @@ def drawn(steps):
 
 def outcome(array, source, target, options):
     tensor = MAKE[source](array)
+    if source == "torch" and draw.random() < 0.2:
+        tensor = tensor.requires_grad_(tensor.is_floating_point()).conj()
+        array = array.conj()
     plan = tb.plan(tensor, target, **options)
     result = tb.convert(tensor, target, **options)
     seen = result if target == "numpy" else result.numpy()
@@ -54,12 +60,15 @@ def outcome(array, source, target, options):
     shared = array.size > 0 and numpy.shares_memory(seen, array)
     assert array.size == 0 or shared == plan.zero_copy, "the plan was not followed"
     back = tb.convert(result, source)
-    return [str(plan), shared, list(seen.strides) if shared else None, tuple(back.shape) == seen.shape]
+    same = tuple(back.shape) == seen.shape
+    return [str(plan), shared, list(seen.strides) if shared else None, same, seen.flags.writeable]
 
 ended = []
 for _ in range(200):
     source, target = draw.choice(list(MAKE)), draw.choice(list(MAKE))
     array = drawn([1, 1, 2, -1] if source == "numpy" else [1, 1, 2])
+    if source == "numpy":
+        array.flags.writeable = draw.random() < 0.7
     options = {{"copy": draw.choice([None, None, True, False])}}
     if draw.random() < 0.3:
         options["permute"] = draw.sample(range(array.ndim), array.ndim)
@@ -70,22 +79,81 @@ for _ in range(200):
         try:
             ended.append(outcome(array, source, target, options))
         except tb.errors.BridgeError as error:
-            ended.append(type(error).__name__)
+            ended.append([type(error).__name__, error.kind])
 print(json.dumps(ended))
 """
 
 
-def ended(warm: Warm, seed: int, *ways: str) -> list[object]:
+def ended(warm: Warm, seed: int, *ways: str) -> list[list[object]]:
     ran = warm.run(PROGRAM.format(seed=seed, hidden=[HIDE[way] for way in ways]))
     assert ran.returncode == 0, ran.stderr
-    outcomes: list[object] = json.loads(ran.stdout)
+    outcomes: list[list[object]] = json.loads(ran.stdout)
     return outcomes
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_results_are_the_same_by_every_way(seed: int, beside_torch: Warm) -> None:
     fast = ended(beside_torch, seed)
-    assert {isinstance(outcome, list) and outcome[1] for outcome in fast} == {True, False}
+    assert {outcome[1] for outcome in fast if len(outcome) > 2} == {True, False}
+    assert {outcome[1] for outcome in fast if len(outcome) == 2} >= {"requires_grad"}
     assert len({str(outcome) for outcome in fast}) > 50
     for ways in (["exchange of PyTorch"], ["C API of NumPy"], list(HIDE)):
         assert ended(beside_torch, seed, *ways) == fast, f"without {ways}"
+
+
+def test_the_fast_way_of_pytorch_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), "this PyTorch has no fast way"
+    tensor, array = torch.arange(3.0), np.arange(3.0)
+    tb.to_numpy(tensor)  # looks the ways up
+
+    def slow(*_: object) -> None:
+        raise AssertionError("Python was asked")
+
+    for name in ("__dlpack__", "detach", "is_conj", "is_neg", "untyped_storage"):
+        monkeypatch.setattr(torch.Tensor, name, slow)
+    there, back = tb.to_numpy(tensor), tb.to_torch(array)
+    monkeypatch.undo()
+    assert there.tolist() == back.tolist() == [0, 1, 2]
+
+
+def test_the_fast_way_of_numpy_is_the_one_in_use(beside_torch: Warm) -> None:
+    ran = beside_torch.run("""
+import numpy
+
+def slow(x, asarray=numpy.asarray):
+    asked.append(type(x))
+    return asarray(x)
+
+asked, numpy.asarray = [], slow
+import truebridge as tb
+
+array = numpy.arange(6.0)[::-2]
+assert tb.to_numpy(array).tolist() == [5, 3, 1] and not asked, asked
+""")
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("change", ["t.data = torch.zeros(1)", "t.set_()"])
+def test_memory_lives_as_long_as_its_view_without_the_fast_way(change: str, beside_torch: Warm) -> None:
+    ran = beside_torch.run(f"""
+import gc, threading, weakref
+import numpy, torch
+{HIDE["exchange of PyTorch"]}
+import truebridge as tb
+
+memory = numpy.arange(4, dtype=numpy.float32)
+kept, address = weakref.ref(memory), memory.ctypes.data
+t = torch.from_numpy(memory)
+view = tb.to_numpy(t)
+del memory
+{change}
+del t
+gc.collect()
+assert kept() is not None and view.ctypes.data == address and view.tolist() == [0, 1, 2, 3]
+thread = threading.Thread(target=lambda: globals().pop("view"))
+thread.start()
+thread.join()
+gc.collect()
+assert kept() is None, "nothing returned the memory"
+""")
+    assert ran.returncode == 0, ran.stderr

@@ -56,3 +56,17 @@ def test_any_order_of_imports_works(order: tuple[str, ...]) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_tensorflow_that_the_package_imports_keeps_its_symbols_to_itself() -> None:
+    code = """
+import ctypes, sys
+import numpy, truebridge as tb
+assert tb.to_tensorflow(numpy.ones(3)).numpy().tolist() == [1, 1, 1]
+assert not hasattr(ctypes.CDLL(None), "TF_Version"), "libraries that are loaded later take its stubs of CUDA"
+assert "tensorflow.python.pywrap_dlopen_global_flags" not in sys.modules, "it was to be kept from one import"
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    assert done.returncode == 0, done.stderr

@@ -299,20 +299,25 @@ def test_a_variable_that_starts_as_a_view_never_writes_to_it(update: str) -> Non
 # --- what is refused
 
 
-def symbolic() -> Any:
+def traced(make: Callable[[Any], Any]) -> Any:
     """Raises what a conversion inside a traced function raises."""
     caught = []
 
     @tf.function
-    def traced(x: Any) -> Any:
+    def function(x: Any) -> Any:
         try:
-            tb.to_numpy(x)
+            tb.to_numpy(make(x))
         except tb.BridgeError as error:
             caught.append(error)
         return x
 
-    traced(tf.ones(3))
+    function(tf.ones(3))
     raise caught[0]
+
+
+def variable_in_a_graph() -> Any:
+    variable = tf.Variable([1.0, 2.0])
+    return traced(lambda _: variable)
 
 
 def placeholder() -> Any:
@@ -339,7 +344,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
         "convert_to_tensor",
     ),
     "array": (lambda: tf.TensorArray(tf.float32, 2), "not_a_tensor", r"stack\(\)"),
-    "symbolic": (symbolic, "not_a_tensor", "return it from the tf.function"),
+    "symbolic": (lambda: traced(lambda x: x), "not_a_tensor", "return it from the tf.function"),
+    "variable in a graph": (variable_in_a_graph, "not_a_tensor", "return it from the tf.function"),
     "placeholder": (placeholder, "not_a_tensor", "until its graph runs"),
     "no tensor": (lambda: tf.TensorSpec([1]), "not_a_tensor", "not a tensor"),
 }

@@ -179,8 +179,8 @@ for folder, words in [
     ("nowhere", ["nowhere", "site-packages/tensorflow_core"]),
     ("empty", ["empty holds no libraries", "site-packages/tensorflow_core"]),
     ("file", ["file is a file: unpack a wheel", "zipfile"]),
-    ("text", ["_pywrap_tensorflow_internal.so cannot be loaded"]),
-    ("half", ["_pywrap_tensorflow_internal.so cannot be loaded"]),
+    ("text", ["_pywrap_tensorflow_internal.so cannot be loaded", "file too short"]),
+    ("half", ["_pywrap_tensorflow_internal.so cannot be loaded", "No such file"]),
     ("", ["site-packages/tensorflow_core"]),
     ("nul\\0", ["site-packages/tensorflow_core"]),
 ]:

@@ -76,8 +76,10 @@ def test_tensors_of_an_eager_context_that_is_gone(run: Run) -> None:
 from tensorflow.python.eager import context
 source = torch.arange(64.0)
 old, view, array = tf.range(64.0), tb.to_tensorflow(source), tb.to_numpy(tf.range(3.0))
-for _ in range(3):
+for is_made in (False, True, False):
     context._reset_context()
+    if is_made:
+        context.context()  # without a handle until TensorFlow first needs one
     for tensor in (old, view):
         assert tb.to_torch(tensor).tolist() == source.tolist()
         assert tb.to_numpy(tensor, copy=True).tolist() == source.tolist()
@@ -305,6 +307,33 @@ made = tf.ones(3) + 1
 assert "/job:chief" in made.device, made.device
 assert tb.to_numpy(made).tolist() == [2, 2, 2]
 assert tb.to_numpy(tb.to_tensorflow(torch.ones(3)) + 1).tolist() == [2, 2, 2]
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_tensor_on_a_device_of_another_server_is_refused(run: Run) -> None:
+    done = run(
+        """
+import socket
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    place = f"localhost:{free.getsockname()[1]}"
+server = tf.distribute.Server({"worker": [place]}, job_name="worker", task_index=0)
+tf.config.experimental_connect_to_host(place)
+with tf.device("/job:worker/replica:0/task:0/device:CPU:0"):
+    there = tf.ones(3) + 1
+assert "/job:worker" in there.backing_device, there.backing_device
+for convert in (tb.to_numpy, tb.to_torch):
+    try:
+        convert(there)
+    except tb.BridgeError as error:
+        assert error.kind == "device" and "tf.identity under tf.device" in str(error), repr(error)
+    else:
+        raise AssertionError("no error")
+with tf.device("/job:localhost/replica:0/task:0/device:CPU:0"):
+    here = tf.identity(there)
+assert tb.to_numpy(here).tolist() == [2, 2, 2]
 """
     )
     assert done.returncode == 0, done.stderr

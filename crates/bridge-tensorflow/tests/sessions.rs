@@ -211,4 +211,12 @@ fn sessions_of_both_series_in_one_process() {
     let session = Session::open(two, LINE, &[x], &["y:0"], &SessionOptions::default()).unwrap();
     let Err(error) = session.run(&[("x:0", &fed)]) else { panic!("the tensor of the other one was accepted") };
     assert!(error.to_string().contains("was fed to another TensorFlow, 1.15"), "{error}");
+    let other = GraphEdges::new(two).unwrap();
+    for exported in [other.export(&fed).map(drop), other.compact(&fed).map(drop)] {
+        let error = exported.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.to_string().contains("is one of TensorFlow 1.15")),
+            (ErrorKind::Argument, true)
+        );
+    }
 }

@@ -293,6 +293,22 @@ fn a_write_is_reported_before_it_is_made_and_a_panic_stays_inside() {
     assert_eq!(calls.load(SeqCst), 3);
 }
 
+/// XLA's exceptions start with the code, such as `RESOURCE_EXHAUSTED`.
+#[test]
+fn the_code_of_an_exception_says_what_failed() {
+    for (kind, code) in [
+        (ErrorKind::Layout, Code::InvalidArgument),
+        (ErrorKind::Device, Code::InvalidArgument),
+        (ErrorKind::OutOfMemory, Code::ResourceExhausted),
+        (ErrorKind::Driver, Code::Internal),
+        (ErrorKind::ReadOnly, Code::FailedPrecondition),
+    ] {
+        let fed = feed_by(&Source::host(&[1]), host(), Box::new(move || Err(Error::new(kind, "as asked"))));
+        let raised = Made::of(&fed).call::<Output>(&mut [5.0]);
+        assert_eq!(raised, Some((code as c_int, "truebridge: as asked".into())), "{kind:?}");
+    }
+}
+
 #[test]
 fn the_query_for_metadata_names_the_version_and_no_traits() {
     let version = xla::Version { struct_size: 24, extension: null_mut(), major: -1, minor: -1 };

@@ -253,3 +253,17 @@ impl Drop for External {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers are never reused, so a process that runs for long needs more than 32 bits of them.
+    #[test]
+    fn a_handle_holds_all_bits_of_its_number() {
+        for number in [0, 1, u64::from(u32::MAX), 1 << 32, 0x0123_4567_89ab_cdef, 0x8000_0000_8000_0000, u64::MAX] {
+            assert_eq!(id(handle(number)), number);
+        }
+        assert_eq!((handle(1 << 32 | 2), id([-1, 0])), ([2, 1], u64::from(u32::MAX)));
+    }
+}

@@ -69,3 +69,16 @@ pub(crate) fn dtype(code: c_int) -> Result<DType, &'static str> {
         reason.unwrap_or("its dtype has no counterpart in other frameworks: call tf.cast first")
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reference_has_the_dtype_of_its_value() {
+        for (known, code) in DTYPES {
+            assert_eq!((dtype(*code), dtype(REFERENCE + code)), (Ok(*known), Ok(*known)));
+        }
+        assert!(dtype(0).is_err() && dtype(REFERENCE).is_err());
+    }
+}
