@@ -97,6 +97,10 @@ impl<'py> PyAdapter<'py> for Peer<'py> {
         self.foreign.storage(tensor)
     }
 
+    fn has_storage(&self, tensor: &PyTensor<'py>, number: usize) -> bool {
+        self.foreign.has_storage(tensor, number)
+    }
+
     fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
         self.foreign.counted_by(tensor)
     }

@@ -111,12 +111,58 @@ def test_a_kept_connection_whose_other_end_has_ended_is_replaced(served: Served)
 
 
 def test_idle_connections_lock_no_other_out(served: Served) -> None:
-    clients = [Channels() for _ in range(2 * _channel._MOST_UNKNOWN)]
+    clients = [Channels() for _ in range(2 * _channel._MOST_IDLE)]
     for _ in range(2):
         for served.channels in clients:
             served.ask(1)
     for channels in clients:
         channels.clear()
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_connection_that_is_dropped_between_the_proofs_is_told(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    crowd = []
+
+    class Slow(Channel):
+        def send(self, message: dict[str, Any]) -> None:
+            if "proof" in message and self.is_slow:
+                crowd.extend(socket.create_connection(served.address) for _ in range(3))
+                wait_until(lambda: self.wait(0))
+            super().send(message)
+
+        is_slow = False
+
+    channel = Slow(socket.create_connection(served.address))
+    if is_kept:
+        channel.greet(1, TOKEN + bytes([1]))
+        assert channel.receive() == {"share": 1}
+        channel.send({"do": "done"})
+    monkeypatch.setattr(_channel, "_MOST_UNKNOWN", 2)
+    channel.is_slow = True
+    channel.greet(1, TOKEN + bytes([1]))
+    assert channel.receive() == {"is": "busy"}
+    for connection in crowd:
+        connection.close()
+
+
+def test_a_greeting_is_short_also_on_a_kept_connection(served: Served) -> None:
+    channel = served.channels.connect(served.address, 1, TOKEN + bytes([1]))
+    assert channel.receive() == {"share": 1}
+    channel.send({"do": "done"})
+    wait_until(lambda: served.server._idle)
+    channel._connection.sendall((1 << 20).to_bytes(4, "big"))
+    assert kind_of(channel.receive) == "gone"
+
+
+def test_old_idle_connections_are_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.ask(1)
+    (_, old, _) = served.channels._idle[0]
+    monkeypatch.setattr(_channel, "_IDLE", 0.0)
+    served.channels.give(("127.0.0.1", 1), Channel(socket.socket()))
+    assert not served.channels._idle
+    assert old._connection.fileno() < 0
 
 
 @pytest.mark.parametrize(("share", "token"), [(7, b"another token"), (8, TOKEN)])

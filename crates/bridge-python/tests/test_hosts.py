@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +26,9 @@ import pytest
 
 import truebridge as tb
 from hosted import LENDS, READS, Program, carriers_of, listening, over_tcp
-from truebridge import _lending, processes
+from truebridge import _channel, _lending, processes
 from truebridge._agents import Agents, nixl
-from truebridge._channel import Channel, Channels, Server
+from truebridge._channel import Channel, Channels, Server, connect
 from truebridge._reading import Reading
 from truebridge.errors import of_kind
 from truebridge_conformance.others import wait_until
@@ -431,9 +432,51 @@ def test_blocks_that_cannot_be_filled_are_refused(monkeypatch: pytest.MonkeyPatc
     refused = "driver", "the process that shares refuses: the device has failed"
     assert kind_of(lambda: reading.read(said, None)) == refused
     reading.end()
-    wait_until(lambda: lent == [False])
+    wait_until(lambda: lent == [True])
     server.close()
     # The transfer was not begun, and the connection has ended.
     assert not reading.agents._idle
     assert not reading.channels._idle
+    tb.revoke(ticket)
+
+
+def test_blocks_that_are_never_filled_hold_no_other_up() -> None:
+    """As many requests as read at a time wait for a process that says nothing after its description."""
+    real, token = tb.share(np.arange(9), reach="hosts", expires=600), b"a token of a test"
+
+    def serve(channel: Channel, _: int) -> bool:
+        described = connect((real.host, real.port), real.share, bytes.fromhex(real.token))
+        channel.send(described.receive())
+        is_over.wait(60)
+        described.close()
+        return False
+
+    is_over, server = threading.Event(), Server(("127.0.0.1", 0), lambda _: token, serve)
+    silent = replace(real, port=server.port, token=token.hex())
+
+    def wait() -> None:
+        with contextlib.suppress(tb.BridgeError):
+            tb.open(silent, "numpy")
+
+    threads = [threading.Thread(target=wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    begun = time.monotonic()
+    assert tb.open(real, "numpy").sum() == 36
+    assert time.monotonic() - begun < 30, "they do not keep their turns"
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    server.close()
+    tb.revoke(real)
+
+
+def test_opens_that_fail_before_they_read_occupy_no_connection() -> None:
+    """There are more of them than a carrier has connections."""
+    ticket = tb.share(np.arange(9), reach="hosts", expires=600)
+    place = f"cuda:{torch.cuda.device_count()}"
+    kinds = {kind_of(lambda: tb.open(ticket, "numpy", device=place))[0] for _ in range(_channel._MOST + 10)}
+    assert "busy" not in kinds
+    assert tb.open(ticket, "numpy").sum() == 36
     tb.revoke(ticket)

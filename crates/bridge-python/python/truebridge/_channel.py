@@ -31,8 +31,11 @@ PATIENCE = 10.0
 #: The most bytes of a message before both ends are known, and after that.
 _UNKNOWN, _KNOWN = 1 << 10, 1 << 28
 
-#: The most connections of a process whose other end is not known, and in all.
-_MOST_UNKNOWN, _MOST = 16, 128
+#: The most connections of a process whose other end is not known, that are idle, and in all.
+_MOST_UNKNOWN, _MOST_IDLE, _MOST = 64, 16, 128
+
+#: Seconds after which a client closes a connection that is idle.
+_IDLE = 2.0
 
 #: What the system says of a connection whose other host it does not reach.
 _CUT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
@@ -66,6 +69,8 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._key = b""
+        #: Whether the other end has proved itself for the request.
+        self._is_known = False
         self._ways = (b"", b"")
         self._sent = self._received = 0
         #: Whether the network is lost: the other process may be there.
@@ -102,7 +107,7 @@ class Channel:
         """Return the next message; ``None`` waits as long as the other end is there."""
         until = None if patience is None else time.monotonic() + patience
         length = int.from_bytes(self._read(4, until), "big")
-        if length > (_KNOWN if self._key else _UNKNOWN):
+        if length > (_KNOWN if self._is_known else _UNKNOWN):
             raise _broken()
         body = self._read(length, until)
         if self._key:
@@ -118,8 +123,13 @@ class Channel:
             raise _broken()
         return message
 
+    def begin(self) -> None:
+        """Begin a request, for which both ends prove themselves anew."""
+        self._is_known = False
+
     def greet(self, share: int, token: bytes) -> None:
         """Prove to the process that has a share, and let it prove, that both know the token."""
+        self.begin()
         own = os.urandom(_NONCE)
         self.send({"truebridge": VERSION, "share": share, "nonce": own.hex()})
         said = self.receive()
@@ -144,15 +154,23 @@ class Channel:
                 text = "the other end does not have this share: it has ended or was revoked, or another program listens"
                 raise of_kind("gone", f"{text} there now. Ask for a new ticket")
 
+        def take_keys() -> None:
+            self._key, self._sent, self._received = _code(token, b"session", *about), 0, 0
+            self._ways = (b"server", b"client") if is_server else (b"client", b"server")
+
         # The server is first: a client proves itself to no other program.
         if is_server:
             self.send({"proof": own.hex()})
-            check()
+            try:
+                check()
+            finally:
+                # The client has them by now, also where the server gives it up for others.
+                take_keys()
         else:
             check()
             self.send({"proof": own.hex()})
-        self._key, self._sent, self._received = _code(token, b"session", *about), 0, 0
-        self._ways = (b"server", b"client") if is_server else (b"client", b"server")
+            take_keys()
+        self._is_known = True
 
     def _read(self, count: int, until: float | None) -> bytes:
         read = bytearray()
@@ -217,7 +235,8 @@ class Channels:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[tuple[tuple[str, int], Channel]] = []
+        #: Each with its address, and since when it is idle.
+        self._idle: list[tuple[tuple[str, int], Channel, float]] = []
 
     def connect(self, address: tuple[str, int], share: int, token: bytes) -> Channel:
         """Connect as the function ``connect`` does, by an idle connection if there is one."""
@@ -228,6 +247,7 @@ class Channels:
                     channel.greet(share, token)
                 except BridgeError as error:
                     if isinstance(error.__cause__, TimeoutError):
+                        channel.close()
                         raise
                 else:
                     return channel
@@ -236,7 +256,7 @@ class Channels:
 
     def _take(self, address: tuple[str, int]) -> Channel | None:
         with self._lock:
-            for number, (known, channel) in enumerate(self._idle):
+            for number, (known, channel, _) in enumerate(self._idle):
                 if known == address:
                     del self._idle[number]
                     return channel
@@ -245,13 +265,16 @@ class Channels:
     def give(self, address: tuple[str, int], channel: Channel) -> None:
         """Take back a connection on which nothing is pending."""
         with self._lock:
-            self._idle.append((address, channel))
+            self._idle.append((address, channel, time.monotonic()))
+        self.clear(_IDLE)
 
-    def clear(self) -> None:
-        """Close the idle connections."""
+    def clear(self, age: float = 0.0) -> None:
+        """Close the connections that have been idle for so many seconds."""
+        since = time.monotonic() - age
         with self._lock:
-            idle, self._idle = self._idle, []
-        for _, channel in idle:
+            old = [channel for _, channel, then in self._idle if then <= since]
+            self._idle = [kept for kept in self._idle if kept[2] > since]
+        for channel in old:
             channel.close()
 
 
@@ -294,8 +317,10 @@ class Server:
         self._token, self._serve = token, serve
         self._lock = threading.Lock()
         self._channels: set[Channel] = set()
-        #: The connections whose other end is not known, the oldest first, and those of them that must end.
+        #: The connections whose other end is not known, and those that are idle, the oldest first.
         self._unknown: dict[Channel, socket.socket] = {}
+        self._idle: dict[Channel, socket.socket] = {}
+        #: Those that must end.
         self._dropped: set[Channel] = set()
         threading.Thread(target=self._accept, name="truebridge-hosts", daemon=True).start()
 
@@ -328,7 +353,8 @@ class Server:
             channel = Channel(connection)
             with self._lock:
                 self._channels.add(channel)
-                self._expect(channel, connection)
+                self._unknown[channel] = connection
+                self._drop()
             thread = threading.Thread(target=self._attend, args=(channel, connection), name="truebridge-hosts")
             thread.daemon = True
             try:
@@ -339,14 +365,19 @@ class Server:
                     self._unknown.pop(channel, None)
                 self._end(channel)
 
-    def _expect(self, channel: Channel, connection: socket.socket) -> None:
-        """Wait for the proof of a connection. If too many wait, drop the oldest: a silent one locks no other out."""
-        self._unknown[channel] = connection
-        if len(self._unknown) <= _MOST_UNKNOWN and len(self._channels) <= _MOST:
+    def _drop(self) -> None:
+        """Drop the oldest idle connection, or else the oldest whose other end is not known, if there are too many.
+
+        So silent ones lock no other out. The thread of the connection ends it.
+        """
+        if self._idle and (len(self._idle) > _MOST_IDLE or len(self._channels) > _MOST):
+            dropped = self._idle
+        elif len(self._unknown) > _MOST_UNKNOWN or len(self._channels) > _MOST:
+            dropped = self._unknown
+        else:
             return
-        # Its own thread ends it.
-        channel, connection = next(iter(self._unknown.items()))
-        del self._unknown[channel]
+        channel, connection = next(iter(dropped.items()))
+        del dropped[channel]
         self._dropped.add(channel)
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RD)
@@ -354,10 +385,19 @@ class Server:
     def _attend(self, channel: Channel, connection: socket.socket) -> None:
         try:
             while (share := self._known(channel, connection)) is not None and self._serve(channel, share):
-                with self._lock:
-                    self._expect(channel, connection)
+                self._rest(channel, connection)
         finally:
             self._end(channel)
+
+    def _rest(self, channel: Channel, connection: socket.socket) -> None:
+        """Let a connection be idle until its next request begins."""
+        with self._lock:
+            self._idle[channel] = connection
+            self._drop()
+        channel.wait(PATIENCE)
+        with self._lock:
+            if self._idle.pop(channel, None) is not None:
+                self._unknown[channel] = connection
 
     def _end(self, channel: Channel) -> None:
         with self._lock:
@@ -382,6 +422,7 @@ class Server:
 
     def _proved(self, channel: Channel, connection: socket.socket) -> int | None:
         alive(connection)
+        channel.begin()
         said = channel.receive()
         if channel in self._dropped:
             return None

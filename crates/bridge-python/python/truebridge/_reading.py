@@ -27,6 +27,9 @@ Made = TypeVar("Made")
 #: Seconds for which the result can be opened.
 _LONG = 60.0
 
+#: Seconds in which the other process usually fills its blocks.
+_SOON = 1.0
+
 #: The kinds of errors that another host may answer with.
 _PLAUSIBLE = {"gone", "busy", "denied", "out_of_memory", "missing", "driver", "framework", "device", "dtype", "layout"}
 
@@ -54,9 +57,9 @@ class _Transfer:
     reader: Reader
     address: int
     memory: Any = None
-    #: What NIXL has of it, and what it said of that last.
+    #: What NIXL has of it, and what it said of that last: nothing before it was begun.
     handle: Any = None
-    state: str = "ERR"
+    state: str = ""
 
     @property
     def is_done(self) -> bool:
@@ -82,6 +85,7 @@ class _Transfer:
     def begin(self) -> None:
         """Begin to read."""
         enter(self.reader.device)
+        self.state = "ERR"
         try:
             self.state = self.reader.agent.transfer(self.handle)
         except Exception as error:
@@ -156,15 +160,23 @@ class Reading:
         """Read what an answer describes. ``place`` is where it is to arrive, if not at the same devices."""
         tensors, tree, blocks = _described(said)
         lengths = [(*_place_of(block.device, place), block.nbytes) for block in blocks]
-        while not self.has_turn:
-            self.check()
-            self.has_turn = self.agents.turns.acquire(timeout=0.05)
+        self._take_turn()
         self.incoming = incoming = _sound(lambda: _core.Incoming(tensors, lengths))
-        for block, (kind, index, address, _) in zip(blocks, incoming.blocks, strict=True):
-            if block.nbytes:
-                self.transfers.append(_Transfer(block, self.agents.take((kind, index), block.agent), address))
-                self.transfers[-1].prepare()
-        if self.answer() != {"is": "filled"}:
+        ends = [
+            (block, (kind, index), address)
+            for block, (kind, index, address, _) in zip(blocks, incoming.blocks, strict=True)
+            if block.nbytes
+        ]
+        self._prepare(ends)
+        if self.channel is not None and not self.channel.wait(_SOON):
+            # The work on the tensors takes long there. Others read meanwhile.
+            self._give_turn()
+            said = self.answer()
+            self._take_turn()
+            self._prepare(ends)
+        else:
+            said = self.answer()
+        if said != {"is": "filled"}:
             raise of_kind("protocol", _NONSENSE)
         for transfer in self.transfers:
             transfer.begin()
@@ -188,6 +200,7 @@ class Reading:
                 self.agents.turns.release()
 
     def _free(self) -> None:
+        is_begun = any(transfer.state for transfer in self.transfers)
         for transfer in self.transfers:
             if not transfer.release():
                 _unknown.append(self)
@@ -200,8 +213,32 @@ class Reading:
             if self.is_done:
                 self.channels.give(self.address, self.channel)
             else:
+                if not is_begun:
+                    # It need not wait for the end of what may be under way.
+                    with contextlib.suppress(BridgeError):
+                        self.channel.send({"do": "done"})
                 self.channel.close()
         self.incoming = None
+
+    def _take_turn(self) -> None:
+        while not self.has_turn:
+            self.check()
+            self.has_turn = self.agents.turns.acquire(timeout=0.05)
+
+    def _give_turn(self) -> None:
+        """Let another request read. What was prepared is given back."""
+        for transfer in self.transfers:
+            transfer.release()
+            self.agents.give(transfer.reader)
+        self.transfers = []
+        self.has_turn = False
+        self.agents.turns.release()
+
+    def _prepare(self, ends: list[tuple[_Block, Place, int]]) -> None:
+        """Prepare the transfer of each block to a device, at an address there."""
+        for block, place, address in ends:
+            self.transfers.append(_Transfer(block, self.agents.take(place, block.agent), address))
+            self.transfers[-1].prepare()
 
     def _wait(self, transfer: _Transfer) -> None:
         """Wait until a block is there."""
