@@ -89,7 +89,11 @@ class Channel:
     def wait(self, seconds: float) -> bool:
         """Wait until the other end has sent something or is gone. Return whether that is so."""
         poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
+        try:
+            poll.register(self._connection, select.POLLIN)
+        except ValueError:
+            # Another thread has closed it.
+            return True
         return bool(poll.poll(seconds * 1000))
 
     def send(self, message: dict[str, Any]) -> None:
