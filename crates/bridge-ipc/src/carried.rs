@@ -152,7 +152,14 @@ fn is_on_host(tensor: &IpcTensor) -> bool {
     !device::in_streams(tensor.device())
 }
 
-/// Returns the addresses of the tensors of the host, if they are compact and little else lies between them.
+/// Returns whether elements at this offset of a block, in bytes, are aligned: a block begins at a multiple of 16.
+fn is_aligned(offset: usize, dtype: DType) -> bool {
+    let itemsize = dtype.itemsize().unwrap_or(1);
+    offset.trailing_zeros() >= itemsize.trailing_zeros().min(4)
+}
+
+/// Returns the addresses of the tensors of the host, if they are compact, aligned with one another, and little else lies
+/// between them.
 ///
 /// Memory of the host is shared as a copy: between the tensors is nothing of the program's.
 fn side_by_side(tensors: &[IpcTensor]) -> Option<Range<usize>> {
@@ -166,7 +173,10 @@ fn side_by_side(tensors: &[IpcTensor]) -> Option<Range<usize>> {
         hull = Some(known.start.min(data)..known.end.max(data + nbytes));
         sum = sum.saturating_add(nbytes);
     }
-    hull.filter(|hull| hull.len() <= sum.saturating_mul(2).saturating_add(COPY_ALIGNMENT * tensors.len()))
+    let hull =
+        hull.filter(|hull| hull.len() <= sum.saturating_mul(2).saturating_add(COPY_ALIGNMENT * tensors.len()))?;
+    let mut offsets = tensors.iter().filter(|tensor| is_on_host(tensor) && tensor.layout().numel() > 0);
+    offsets.all(|tensor| is_aligned(tensor.data() - hull.start, tensor.dtype())).then_some(hull)
 }
 
 /// Returns the tensors of each device.
@@ -291,7 +301,7 @@ impl Incoming {
                 0 => (blocks.get(segment).map(|_| 0), 0),
                 _ => (offset.checked_add(layout.nbytes()), offset),
             };
-            if end.is_none_or(|end| end > room) {
+            if end.is_none_or(|end| end > room) || !is_aligned(offset, dtype) {
                 return Err(nonsense());
             }
             total = total.saturating_add(layout.nbytes());
@@ -352,4 +362,23 @@ fn nonsense() -> Error {
 fn elsewhere(device: Device) -> Error {
     let text = format!("the tensors would arrive on {device}: pass device=\"cpu\", or a device of this host");
     Error::new(ErrorKind::Device, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_that_are_not_aligned_with_one_another_are_packed() {
+        let arena = Arc::new(Arena::new(Device::CPU, 64, false).unwrap());
+        let at = |offset: usize, dtype| {
+            let place = (arena.bytes().start + offset, dtype, Layout::new(dtype, &[2], None, 0).unwrap());
+            IpcTensor::imported(place, (Device::CPU, Access::ReadOnly, None), Arc::clone(&arena) as _)
+        };
+        let start = arena.bytes().start;
+        let both = |offset| side_by_side(&[at(offset, DType::UINT8), at(8, DType::INT64)]);
+        assert_eq!(both(0), Some(start..start + 24));
+        assert_eq!(both(1), None, "the integers would begin at 7");
+        assert!(side_by_side(&[at(3, DType::UINT8), at(5, DType::UINT8)]).is_some());
+    }
 }
