@@ -440,6 +440,34 @@ def test_blocks_that_cannot_be_filled_are_refused(monkeypatch: pytest.MonkeyPatc
     tb.revoke(ticket)
 
 
+def test_blocks_that_are_filled_late_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was prepared is given back meanwhile, and prepared again."""
+    ticket, token = tb.share({"a": torch.arange(9), "b": np.ones(5)}), b"a token of a test"
+    reading = Reading(Agents(), Channels(), lambda: None)
+
+    class Outgoing:
+        def __init__(self, ticket: Any) -> None:
+            self.made = processes._core.Outgoing(ticket)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.made, name)
+
+        def wait(self) -> None:
+            wait_until(lambda: bool(reading.agents._idle) and not reading.has_turn)
+
+    monkeypatch.setattr(_lending, "_core", SimpleNamespace(Outgoing=Outgoing))
+    server = Server(("127.0.0.1", 0), lambda _: token, lambda channel, _: _lending.lend(Agents(), channel, ticket))
+    reading.address = "127.0.0.1", server.port
+    reading.channel = reading.channels.connect(reading.address, 1, token)
+    tensors, _ = processes._core.ipc_open(reading.read(reading.answer(), None), "numpy", None, None, None, None, False)
+    assert [tensor.tolist() for tensor in tensors] == [list(range(9)), [1.0] * 5]
+    reading.end()
+    assert len(reading.agents._idle) == len(reading.channels._idle) == 1
+    reading.channels.clear()
+    server.close()
+    tb.revoke(ticket)
+
+
 def test_blocks_that_are_never_filled_hold_no_other_up() -> None:
     """As many requests as read at a time wait for a process that says nothing after its description."""
     real, token = tb.share(np.arange(9), reach="hosts", expires=600), b"a token of a test"

@@ -105,7 +105,8 @@ class _Transfer:
     def release(self) -> bool:
         """Wait until nothing is under way, and let go of the memory. Return whether the end is known."""
         agent = self.reader.agent
-        if self.handle is not None and not self.is_done and not _has_ended(agent, self.handle):
+        is_begun = bool(self.state) and self.handle is not None
+        if is_begun and not self.is_done and not _has_ended(agent, self.handle):
             return False
         for free, thing in ((agent.release_xfer_handle, self.handle), (agent.deregister_memory, self.memory)):
             if thing is not None:
