@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -404,8 +404,8 @@ def test_an_answer_that_makes_no_sense_is_refused(answer: dict[str, Any]) -> Non
     assert not reading.agents._idle
 
 
-def test_blocks_that_cannot_be_filled_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other end has prepared the transfer by then."""
+def filled_by(monkeypatch: pytest.MonkeyPatch, wait: Callable[[], None]) -> None:
+    """Let the blocks that this process lends be filled when ``wait`` returns."""
 
     class Outgoing:
         def __init__(self, ticket: Any) -> None:
@@ -415,9 +415,18 @@ def test_blocks_that_cannot_be_filled_are_refused(monkeypatch: pytest.MonkeyPatc
             return getattr(self.made, name)
 
         def wait(self) -> None:
-            raise of_kind("driver", "the device has failed")
+            wait()
 
     monkeypatch.setattr(_lending, "_core", SimpleNamespace(Outgoing=Outgoing))
+
+
+def test_blocks_that_cannot_be_filled_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other end has prepared the transfer by then."""
+
+    def fail() -> None:
+        raise of_kind("driver", "the device has failed")
+
+    filled_by(monkeypatch, fail)
     monkeypatch.setattr(_lending, "_LINGER", 0.0)
     ticket, token, lent = tb.share(torch.arange(9)), b"a token of a test", []
 
@@ -445,17 +454,8 @@ def test_blocks_that_are_filled_late_arrive(monkeypatch: pytest.MonkeyPatch) -> 
     ticket, token = tb.share({"a": torch.arange(9), "b": np.ones(5)}), b"a token of a test"
     reading = Reading(Agents(), Channels(), lambda: None)
 
-    class Outgoing:
-        def __init__(self, ticket: Any) -> None:
-            self.made = processes._core.Outgoing(ticket)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.made, name)
-
-        def wait(self) -> None:
-            wait_until(lambda: bool(reading.agents._idle) and not reading.has_turn)
-
-    monkeypatch.setattr(_lending, "_core", SimpleNamespace(Outgoing=Outgoing))
+    # Once the reader has given up its turn.
+    filled_by(monkeypatch, lambda: wait_until(lambda: bool(reading.agents._idle) and not reading.has_turn))
     server = Server(("127.0.0.1", 0), lambda _: token, lambda channel, _: _lending.lend(Agents(), channel, ticket))
     reading.address = "127.0.0.1", server.port
     reading.channel = reading.channels.connect(reading.address, 1, token)
