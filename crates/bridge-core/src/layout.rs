@@ -285,7 +285,7 @@ fn in_bytes(elements: i64, itemsize: usize) -> Option<i64> {
     elements.checked_mul(itemsize as i64)
 }
 
-/// Returns why there is no layout of this dtype, shape and strides.
+/// Returns the error that says why this dtype, shape and strides are refused.
 #[cold]
 fn refusal(dtype: DType, shape: &[i64], strides: Option<&[i64]>) -> Error {
     let Some(itemsize) = dtype.itemsize() else {

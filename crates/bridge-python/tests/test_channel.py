@@ -115,6 +115,7 @@ def test_idle_connections_lock_no_other_out(served: Served) -> None:
     for _ in range(2):
         for served.channels in clients:
             served.ask(1)
+            assert len(served.server._idle) <= _channel._MOST_IDLE
     for channels in clients:
         channels.clear()
 

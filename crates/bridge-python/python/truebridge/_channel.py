@@ -245,17 +245,15 @@ class Channels:
     def connect(self, address: tuple[str, int], share: int, token: bytes) -> Channel:
         """Connect as the function ``connect`` does, by an idle connection if there is one."""
         while channel := self._take(address):
-            # The other end may have ended, or have dropped it for others.
-            if channel.is_quiet():
-                try:
-                    channel.greet(share, token)
-                except BridgeError as error:
-                    if isinstance(error.__cause__, TimeoutError):
-                        channel.close()
-                        raise
-                else:
-                    return channel
-            channel.close()
+            try:
+                channel.greet(share, token)
+            except BridgeError as error:
+                channel.close()
+                # Else the other end has ended, or has dropped it for others.
+                if isinstance(error.__cause__, TimeoutError):
+                    raise
+            else:
+                return channel
         return connect(address, share, token)
 
     def _take(self, address: tuple[str, int]) -> Channel | None:

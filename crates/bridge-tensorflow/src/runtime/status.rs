@@ -79,7 +79,7 @@ impl Drop for Status<'_> {
     fn drop(&mut self) {
         let spare = Spare { delete: self.core.TF_DeleteStatus, raw: self.raw };
         if self.code() == 0 {
-            // At the end of a thread there is no place for it.
+            // A thread that ends has dropped the place: then this drops the status.
             let _ = SPARE.try_with(|place| place.set(Some(spare)));
         }
     }
