@@ -71,6 +71,8 @@ impl Sanitizer {
         let _ = log.parent().map(fs::create_dir_all);
         let mut program: Vec<OsString> = vec![PROGRAM.into(), "--tool".into(), self.name().into()];
         program.extend(["--error-exitcode".into(), FOUND.to_string().into(), "--log-file".into(), log.into()]);
+        // For backtraces of the host the tool keeps frames of Python, and with them the tensors of a case.
+        program.extend(["--show-backtrace".into(), "device".into()]);
         // The protocol goes through the standard output, and the worker starts no process that concerns it.
         program.extend(["--target-processes".into(), "application-only".into()]);
         // Frameworks try what the device or the driver may not have.

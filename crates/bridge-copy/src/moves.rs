@@ -27,13 +27,14 @@ pub use cut::{Cut, Cuts};
 pub(crate) use memory::Block;
 use memory::Scratch;
 use packed::{Load, OnHost, Packed, Wired, loads};
-use pieces::{Bytes, CUTS, Host};
+use pieces::{Bytes, CUTS, Host, UNHURRIED};
 use staging::Pool;
 use std::slice;
 pub(crate) use stores::prefer_huge_pages;
 pub use tick::{Tick, ticking};
 
 static POOL: Pool = Pool::new(&CUTS);
+static UPLOADS: Pool = Pool::new(&UNHURRIED);
 
 /// Moves the elements between two different devices, as [`bridge_core::Copies::copy`] says.
 ///
@@ -132,14 +133,14 @@ pub(crate) fn is_captured(device: Device, stream: Stream) -> Result<bool> {
     bridge_cuda::link()?.is_captured(device, stream)
 }
 
-/// Copies bytes through pinned staging into memory of a device, in stream order. Work in the stream may read them from
-/// then on; the memory is freed in stream order when the block is dropped.
+/// Copies bytes through pinned staging into memory of a device, in stream order, without a wait of the host. Work in the
+/// stream may read them from then on; the memory is freed in stream order when the block is dropped.
 pub(crate) fn upload(device: Device, bytes: &[u8], stream: Stream) -> Result<Block<'static>> {
     // The threads of a move share the stream.
     let (link, stream) = (bridge_cuda::link()?, stream.on_any_thread());
     let block = Block::new(link, device, bytes.len(), stream)?;
     let (host, address) = (Host::At(bytes.as_ptr().expose_provenance()), block.address);
-    let bytes = Bytes { link, pool: &POOL, cuts: &CUTS, device, stream, address, host, nbytes: bytes.len() };
+    let bytes = Bytes { link, pool: &UPLOADS, cuts: &UNHURRIED, device, stream, address, host, nbytes: bytes.len() };
     // SAFETY: the block is fresh, as long as the bytes, and used in the stream only. These are alive during the call.
     unsafe { bytes.up() }?;
     Ok(block)

@@ -24,6 +24,13 @@ pub(crate) const CUTS: Cuts = Cuts {
     block: 128 << 20,
 };
 
+/// The figures of uploads behind whatever is in the stream. Each piece has a buffer of its own, so that the host never
+/// waits, and the pool keeps as many as were pending at once.
+pub(crate) const UNHURRIED: Cuts = {
+    let cut = Cut { share: usize::MAX, threads: 1, buffers: usize::MAX, shortest: 128 << 10, longest: 128 << 10 };
+    Cuts { down: cut, up: cut, block: 0 }
+};
+
 /// Pieces whose copies to the host are pending, the next one first.
 type Coming<'a> = Mutex<VecDeque<(Range<usize>, Staging<'a>)>>;
 
@@ -206,7 +213,7 @@ impl Bytes<'_> {
     unsafe fn write(&self, pieces: &Pieces<'_>) -> Result<()> {
         // Each thread has buffers of its own, so that their lines stay in the cache of its core.
         let depth = pieces.buffers.div_ceil(pieces.threads);
-        let mut going: VecDeque<Staging<'_>> = VecDeque::with_capacity(depth);
+        let mut going: VecDeque<Staging<'_>> = VecDeque::new();
         while let Some(piece) = pieces.claim() {
             let is_new = going.len() < depth;
             let mut buffer = match is_new {

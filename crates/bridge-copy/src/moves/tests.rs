@@ -357,6 +357,28 @@ fn staging_is_not_used_before_its_last_copy_has_run() {
 }
 
 #[test]
+fn an_upload_behind_any_work_does_not_wait() {
+    let (sim, pool) = (Sim::default(), Pool::new(&UNHURRIED));
+    let sources: Vec<_> = (1..40).map(|seed| numbers(100_000 * seed + seed, seed)).collect();
+    let mut pinned = 0;
+    for round in 0..2 {
+        let mut targets: Vec<_> = sources.iter().map(|source| vec![0u8; source.len()]).collect();
+        for (source, target) in sources.iter().zip(&mut targets) {
+            let (host, nbytes) = (Host::At(source.as_ptr().expose_provenance()), source.len());
+            let (link, device, stream, address) = (&sim, GPU, STREAM, target.as_mut_ptr().expose_provenance());
+            let upload = Bytes { link, pool: &pool, cuts: &UNHURRIED, device, stream, address, host, nbytes };
+            // SAFETY: both are vectors of that length.
+            unsafe { upload.up() }.unwrap();
+        }
+        assert!(sim.state().done == 0 || round > 0, "the host has waited");
+        sim.finish();
+        assert!(sources == targets);
+        let before = std::mem::replace(&mut pinned, sim.state().memory.len());
+        assert!(round == 0 || pinned == before, "buffers are used again");
+    }
+}
+
+#[test]
 fn pinned_host_memory_is_copied_at_once() {
     let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     let source = numbers(3 * PIECE, 2);
