@@ -211,8 +211,9 @@ impl Bytes<'_> {
 
     /// Copies pieces into staging while the preceding ones go out.
     unsafe fn write(&self, pieces: &Pieces<'_>) -> Result<()> {
-        // Each thread has buffers of its own, so that their lines stay in the cache of its core.
-        let depth = pieces.buffers.div_ceil(pieces.threads);
+        // Each thread has buffers of its own, so that their lines stay in the cache of its core. With few threads each
+        // has more of them, so that a short move does not wait for work in the stream.
+        let depth = self.cuts.up.buffers.div_ceil(pieces.threads);
         let mut going: VecDeque<Staging<'_>> = VecDeque::new();
         while let Some(piece) = pieces.claim() {
             let is_new = going.len() < depth;

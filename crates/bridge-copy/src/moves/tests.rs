@@ -357,6 +357,21 @@ fn staging_is_not_used_before_its_last_copy_has_run() {
 }
 
 #[test]
+fn a_move_of_a_few_megabytes_to_the_device_does_not_wait() {
+    for nbytes in [1, 1 << 20, 3 << 20, (8 << 20) - 1] {
+        let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
+        let (source, layout, mut target) = (numbers(nbytes, 1), bytes(nbytes), vec![0u8; nbytes]);
+        let (start, end) = (source.as_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
+        let view = |device, data| Strided { device, data, layout: &layout };
+        // SAFETY: both are vectors of that length.
+        unsafe { moves(&sim, &pool).copy(view(Device::CPU, start), view(GPU, end), 0, STREAM) }.unwrap();
+        assert_eq!(sim.state().done, 0, "{nbytes} bytes: the host has waited");
+        sim.finish();
+        assert!(source == target);
+    }
+}
+
+#[test]
 fn an_upload_behind_any_work_does_not_wait() {
     let (sim, pool) = (Sim::default(), Pool::new(&UNHURRIED));
     let sources: Vec<_> = (1..40).map(|seed| numbers(100_000 * seed + seed, seed)).collect();
