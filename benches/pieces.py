@@ -1,17 +1,25 @@
 """Copies of many tensors in one call, beside a plain copy of as many bytes.
 
-Two lists of tensors: *equal* pieces, slices of one buffer that are copied to slices of another in random order, and the
-*weights* of a model of 7 billion parameters (32 layers, bfloat16), each a tensor of its own. Six ways take turns:
+Four lists of tensors (``benches/lists.py``):
+
+- *equal* pieces, slices of one buffer that are copied to slices of another in random order;
+- the same *of another process*, which a ticket brings here;
+- the *weights* of a dense model of 7 billion parameters (32 layers, bfloat16), each a tensor of its own;
+- *shards* of a mixture of experts: from four by rows to two by rows or by columns.
+
+These ways take turns:
 
 - *ours*: ``tb.copy(sources, out=targets)``.
 - *prepared*: a call of ``tb.copier(sources, out=targets)``.
 - *unchecked*: the same with ``check=False``.
 - *one by one*: ``tb.copy(source, out=target)`` for each.
 - *foreach*: ``torch._foreach_copy_``.
+- *select*: ``torch.index_select``, for equal pieces on one device.
+- *batch*: the driver's ``cuMemcpyBatchAsync``, for pieces without gaps.
 - *plain*: one ``Tensor.copy_`` of as many bytes. The bars compare with this one.
 
-A *device* figure ends when the elements are there. A *call* figure is the time of the host, for one piece; on the host
-both are one. Every result is compared bit by bit.
+With ``--to`` the targets are on another GPU. A *device* figure ends when the elements are there. A *call* figure is the
+time of the host, for one piece; on the host both are one. Every result is compared bit by bit.
 
 Beside a device, 2,000 tensors of 4 to 64 KiB also go *up* from the host and *down* to it. There *plain* is one copy of
 as many bytes from or to pinned memory, and *loop* one ``Tensor.copy_`` for each tensor.
@@ -21,13 +29,16 @@ as many bytes from or to pinned memory, and *loop* one ``Tensor.copy_`` for each
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benches import lists as made
+from benches.lists import Lists
 from benches.reports import Verdict, conclude, page
 from benches.rounds import options
 from truebridge_conformance import host
@@ -40,8 +51,10 @@ LOOP = 1.0
 SMALL, SHORTEST, LONGEST = 2_000, 4 << 10, 64 << 10
 #: The pieces of the first list.
 COUNT, NBYTES = 112_000, 44_000
-#: Shapes of a layer's weights and of the others, in a model of this width.
-WIDTH, HIDDEN, WORDS, LAYERS = 4096, 11008, 32000, 32
+#: The most bytes that are compared at once.
+TOGETHER = 1 << 28
+#: The width of both models.
+WIDTH = 4096
 
 
 @dataclass
@@ -60,80 +73,58 @@ class Row:
     part: float
 
 
-Lists = tuple[list[Any], list[Any], Any, Any]
-
-
-def equal(device: str, count: int, nbytes: int) -> Lists:
-    """Return slices of one buffer and of another, in random order, and both buffers."""
+def same(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+    """Return whether the tensors have the same bytes, pair for pair."""
     import torch
 
-    source = torch.randint(0, 256, (count * nbytes,), dtype=torch.uint8, device=device)
-    target = torch.zeros_like(source)
-    order = list(range(count))
-    random.Random(1).shuffle(order)
-    slices = target.split(nbytes)
-    return list(source.split(nbytes)), [slices[place] for place in order], source, target
+    def together(tensors: Sequence[Any]) -> Any:
+        return torch.cat([tensor.reshape(-1) for tensor in tensors]).view(torch.uint8)
+
+    step = max(1, TOGETHER // max(tensor.nbytes for tensor in sources))
+    for start in range(0, len(sources), step):
+        one, other = (together(side[start : start + step]) for side in (sources, targets))
+        if not torch.equal(one.to(other.device), other):
+            return False
+    return True
 
 
-def weights(device: str, width: int, hidden: int, words: int, layers: int) -> Lists:
-    """Return the weights of a model, those of another one, and two buffers of as many bytes."""
-    import torch
-
-    square, up, down = (width, width), (hidden, width), (width, hidden)
-    layer = [square, square, square, square, up, up, down, (width,), (width,)]
-    shapes = [(words, width), *layer * layers, (width,), (words, width)]
-    kind = torch.bfloat16
-
-    def model() -> list[Any]:
-        return [torch.empty(shape, dtype=kind, device=device) for shape in shapes]
-
-    sources, targets = model(), model()
-    for tensor in sources:
-        tensor.view(torch.int16).random_(-(1 << 14), 1 << 14)
-    nbytes = sum(2 * tensor.numel() for tensor in sources)
-    buffers = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
-    return sources, targets, buffers[0], buffers[1]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two tensors have the same bytes."""
-    import torch
-
-    return bool(torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)))
-
-
-def measure(pieces: str, lists: Lists, device: str, rounds: int) -> list[Row]:
+def measure(pieces: str, lists: Lists, rounds: int) -> list[Row]:
     """Measure every way of copying one list."""
     import torch
 
     import truebridge as tb
 
-    sources, targets, source, target = lists
+    sources, targets, source, target = lists.sources, lists.targets, lists.source, lists.target
     count, nbytes = len(sources), sum(tensor.numel() * tensor.element_size() for tensor in sources)
-    wait: Callable[[], Any] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    devices = {side.device for side in (source, target) if side.is_cuda}
 
     def one_by_one() -> None:
         for one, other in zip(sources, targets, strict=True):
             tb.copy(one, out=other)
 
-    ways: dict[str, Callable[[], Any]] = {
+    ways: dict[str, Callable[[], Any] | None] = {
         "plain": lambda: target.copy_(source),
         "ours": lambda: tb.copy(sources, out=targets),
         "prepared": tb.copier(sources, out=targets),
         "unchecked": tb.copier(sources, out=targets, check=False),
         "one by one": one_by_one,
         "foreach": lambda: torch._foreach_copy_(targets, sources),
+        "select": made.selected(lists) if pieces == "equal" and source.device == target.device else None,
+        "batch": made.batched(lists) if devices else None,
     }
-    for way in ("ours", "prepared", "unchecked"):
+    kept = {way: call for way, call in ways.items() if call is not None}
+    for way, call in kept.items():
+        if way == "plain":
+            continue
         for tensor in targets:
             tensor.zero_()
-        ways[way]()
-        if not all(same(one, other) for one, other in zip(sources, targets, strict=True)):
+        call()
+        if not same(sources, targets):
             raise RuntimeError(f"{pieces}, {way}: a copy has other elements than the source")
-    calls, seconds = timed(ways, wait, rounds)
-    on_device = {way: device_time(call, rounds) for way, call in ways.items()} if device.startswith("cuda") else seconds
-    parts = {way: on_device["plain"] / on_device[way] for way in ways}
-    return [Row(pieces, way, count, nbytes, seconds[way], 1e6 * calls[way] / count, parts[way]) for way in ways]
+    calls, seconds = timed(kept, lambda: [torch.cuda.synchronize(device) for device in devices], rounds)
+    on_device = {way: device_time(call, devices, rounds) for way, call in kept.items()} if devices else seconds
+    parts = {way: on_device["plain"] / on_device[way] for way in kept}
+    return [Row(pieces, way, count, nbytes, seconds[way], 1e6 * calls[way] / count, parts[way]) for way in kept]
 
 
 def timed(ways: dict[str, Callable[[], Any]], wait: Callable[[], Any], rounds: int) -> tuple[dict[str, float], ...]:
@@ -182,31 +173,55 @@ def between(direction: str, device: str, count: int, rounds: int) -> list[Row]:
         for tensor in targets:
             tensor.zero_()
         ways[way]()
-        if not all(same(one.to(there), other) for one, other in zip(sources, targets, strict=True)):
+        if not same(sources, targets):
             raise RuntimeError(f"{direction}, {way}: a copy has other elements than the source")
     calls, seconds = timed(ways, torch.cuda.synchronize if device.startswith("cuda") else lambda: None, rounds)
     parts = {way: seconds["plain"] / seconds[way] for way in ways}
     return [Row(direction, way, count, sum(sizes), seconds[way], 1e6 * calls[way] / count, parts[way]) for way in ways]
 
 
-def device_time(call: Callable[[], Any], rounds: int) -> float:
-    """Return seconds of a call on the device alone: work before it lets the host run ahead."""
+def device_time(call: Callable[[], Any], devices: set[Any], rounds: int) -> float:
+    """Return seconds of a call on the devices alone: work before it lets the host run ahead."""
     import torch
 
+    first, *others = sorted(devices, key=str)
+
+    def meet() -> None:
+        """Make the streams of all devices wait for one another."""
+        one = torch.cuda.current_stream(first)
+        for other in map(torch.cuda.current_stream, others):
+            one.wait_stream(other)
+            other.wait_stream(one)
+
     times: list[float] = []
-    for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        started = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        # Cycles, at about 2 GHz: longer than the host takes.
-        torch.cuda._sleep(int(4e9 * (time.perf_counter() - started)))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e-3)
+    with torch.cuda.device(first):
+        for _ in range(rounds):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            started = time.perf_counter()
+            call()
+            meet()
+            torch.cuda.synchronize()
+            # Cycles, at about 2 GHz: longer than the host takes.
+            torch.cuda._sleep(int(4e9 * (time.perf_counter() - started)))
+            begin.record()
+            meet()
+            call()
+            meet()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e-3)
     return statistics.median(times)
+
+
+def measured(given: argparse.Namespace) -> list[Row]:
+    """Measure the lists, one after another: each takes tens of gigabytes."""
+    here, to, rounds = given.device, given.to or given.device, given.rounds
+    rows = measure("equal", made.equal(here, to, given.count, given.nbytes), rounds)
+    with made.elsewhere(here, to, given.count, given.nbytes) as lists:
+        rows += measure("of another process", lists, rounds)
+        del lists
+    rows += measure("weights", made.weights(here, to, given.width), rounds)
+    return rows + measure("shards", made.shards(here, to, given.width), rounds)
 
 
 def main(argv: list[str]) -> int:
@@ -216,16 +231,15 @@ def main(argv: list[str]) -> int:
         "pieces",
         __doc__,
         10,
-        device={"default": "cuda:0", "help": "where the tensors are (default: %(default)s)"},
+        device={"default": "cuda:0", "help": "where the sources are (default: %(default)s)"},
+        to={"help": "where the targets are (default: where the sources are)"},
         count={"type": int, "default": COUNT, "help": "equal pieces (default: %(default)s)"},
         nbytes={"type": int, "default": NBYTES, "help": "bytes of each (default: %(default)s)"},
-        width={"type": int, "default": WIDTH, "help": "width of the model (default: %(default)s)"},
+        width={"type": int, "default": WIDTH, "help": "width of the models (default: %(default)s)"},
     )
-    rows = measure("equal", equal(given.device, given.count, given.nbytes), given.device, given.rounds)
-    shapes = (given.width, given.width * HIDDEN // WIDTH, given.width * WORDS // WIDTH, LAYERS)
-    rows += measure("weights", weights(given.device, *shapes), given.device, given.rounds)
+    rows = measured(given)
     verdicts = []
-    for direction in ("up", "down") if given.device.startswith("cuda") else ():
+    for direction in ("up", "down") if given.device.startswith("cuda") and not given.to else ():
         moved = between(direction, given.device, SMALL, given.rounds)
         taken = {row.way: row.seconds for row in moved}
         times = taken["loop"] / taken["ours"]
@@ -242,8 +256,16 @@ def main(argv: list[str]) -> int:
             in_all = row.call * row.count
             verdicts.append(Verdict.at_most(f"{row.pieces}, {row.way}: µs of the host in all", in_all, PREPARED))
     about = host.describe("torch")
-    table = page(about, f"Copies of many pieces on {given.device}.", HEAD, map(line, rows), verdicts)
-    return conclude(given.report, "bench_pieces", table, {**about, "device": given.device}, rows, verdicts)
+    where = f"on {given.device}" if given.to in (None, given.device) else f"from {given.device} to {given.to}"
+    table = page(about, f"Copies of many pieces {where}.", HEAD, map(line, rows), verdicts)
+    return conclude(
+        given.report,
+        "bench_pieces",
+        table,
+        {**about, "device": given.device, "to": given.to or given.device},
+        rows,
+        verdicts,
+    )
 
 
 HEAD = "pieces|way|:count|:MiB|:ms|:GB/s|:µs of the host for a piece|:of a plain copy"

@@ -135,12 +135,16 @@ def trees() -> Picture:
         "unchecked": "the same, check=False",
         "one by one": "truebridge, one by one",
         "foreach": "torch._foreach_copy_",
+        "select": "torch.index_select",
+        "batch": "cuMemcpyBatchAsync",
         "loop": "Tensor.copy_, in a loop",
         "plain": "one plain copy",
     }
     kinds = {
         "equal": "{:,} equal pieces, {:.2g} GB",
+        "of another process": "the same, of another process",
         "weights": "{:,} weights of a model, {:.2g} GB",
+        "shards": "{:,} parts of a mixture of experts, cut in another way, {:.2g} GB",
         "up": "{:,} tensors to the GPU, {:.2g} GB",
         "down": "{:,} tensors to the host, {:.2g} GB",
     }
