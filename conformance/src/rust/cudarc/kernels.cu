@@ -6,8 +6,8 @@ struct Walk {
     unsigned char* compact;
     long long count;
     // In elements, and in bytes.
-    long long lengths[16];
-    long long strides[16];
+    long long lengths[64];
+    long long strides[64];
     int ndim;
     int itemsize;
     int byte;

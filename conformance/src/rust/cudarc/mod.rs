@@ -50,12 +50,12 @@ struct Walk {
 }
 
 /// The kernels' own size of it, in bytes.
-const _: () = assert!(size_of::<Walk>() == 296);
+const _: () = assert!(size_of::<Walk>() == 1064);
 
 // SAFETY: it is the struct of the kernels, and plain data.
 unsafe impl DeviceRepr for Walk {}
 
-const MAX_DIMS: usize = 16;
+const MAX_DIMS: usize = 64;
 
 /// Cycles of a delay: about three milliseconds.
 const CYCLES: i64 = 6_000_000;
