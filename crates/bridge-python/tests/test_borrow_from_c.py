@@ -72,7 +72,8 @@ def test_tensors_of_each_framework(api: Api) -> None:
     array.flags.writeable = False
     assert said(api, array) == (array.ctypes.data, (3,), (-1,), (0, 16), (1, 0), 1, 0)
     tensorflow = pytest.importorskip("tensorflow")
-    eager = tensorflow.constant([True, False])
+    with tensorflow.device("CPU"):
+        eager = tensorflow.constant([True, False])
     assert said(api, eager)[1:] == ((2,), (1,), (6, 8), (1, 0), 1, 0)
     # A variable is exported, so `end` has something to drop.
     variable, out = tensorflow.Variable([1.0, 2.0]), Borrowed()
