@@ -33,6 +33,9 @@ use pyo3::prelude::*;
 /// Tensors of the adapters for Python.
 pub type PyTensor<'py> = Bound<'py, PyAny>;
 
+/// What an adapter remembers of a tensor to see whether it has changed: [`PyAdapter::mark`].
+pub type Mark = Box<[usize]>;
+
 /// An adapter whose tensors are Python objects.
 pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
     /// Returns whether `object` is a tensor of this framework, of any kind.
@@ -60,10 +63,19 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
         let lent = self.export(tensor)?;
         Ok((lent.layout().numel() > 0).then(|| (lent.device(), lent.data())))
     }
-    /// Returns whether a tensor still is what was exported as `lent`, as another export would say: the same memory, shape,
-    /// strides and dtype. It may answer `false` where that is not known without an export, and the default does.
-    fn is_still(&self, tensor: &PyTensor<'py>, lent: &bridge_core::Lent) -> bool {
+
+    /// Returns what [`is_still`](Self::is_still) compares a tensor with later, beside what was exported as `lent`. The
+    /// default is nothing.
+    fn mark(&self, tensor: &PyTensor<'py>, lent: &bridge_core::Lent) -> Mark {
         let _ = (tensor, lent);
+        Mark::default()
+    }
+
+    /// Returns whether a tensor still is what was exported as `lent`, as another export would say: the same memory, shape,
+    /// strides and dtype. `mark` is that of the tensor. It may answer `false` where that is not known without an export,
+    /// and the default does.
+    fn is_still(&self, tensor: &PyTensor<'py>, lent: &bridge_core::Lent, mark: &Mark) -> bool {
+        let _ = (tensor, lent, mark);
         false
     }
 
