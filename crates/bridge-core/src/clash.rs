@@ -40,21 +40,22 @@ type Copied<'a> = (View<'a>, View<'a>, Change);
 /// A clash.
 pub(crate) fn repeated(pieces: &[Copied<'_>]) -> Result<Vec<bool>, Clash> {
     let mut intervals: Vec<Interval> = Vec::with_capacity(2 * pieces.len());
-    for (piece, (source, target, _)) in pieces.iter().enumerate() {
-        for ((data, layout), is_target) in [(source, false), (target, true)] {
+    // All sources, and then all targets: each are often in order already, as parts of one tensor are.
+    for is_target in [false, true] {
+        for (piece, (source, target, _)) in pieces.iter().enumerate() {
+            let (data, layout) = if is_target { *target } else { *source };
             if layout.numel() > 0 {
                 let (below, above) = layout.reach();
-                intervals.push(Interval {
-                    start: data.wrapping_sub(below),
-                    end: data.wrapping_add(above),
-                    piece,
-                    is_target,
-                });
+                let (start, end) = (data.wrapping_sub(below), data.wrapping_add(above));
+                intervals.push(Interval { start, end, piece, is_target });
             }
         }
     }
     // Of equal ones the earlier piece comes first, so that the later one repeats it.
-    intervals.sort_unstable_by_key(|interval| (interval.start, interval.piece));
+    intervals.sort_by_key(|interval| (interval.start, interval.piece));
+    if intervals.is_sorted_by(|one, next| one.end <= next.start) {
+        return Ok(vec![false; pieces.len()]);
+    }
     let mut repeats = vec![false; pieces.len()];
     // What may reach the next interval. Sources need not be apart from each other, so they are looked through for targets
     // only.
