@@ -3,6 +3,7 @@
 use crate::library::{AtTensor, function};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
+use pyo3::types::IntoPyDict;
 
 /// What increments the version counter of a tensor, without Python.
 pub(crate) struct Counters {
@@ -32,12 +33,13 @@ impl Counters {
             })
         };
         let Some(counters) = found() else { return Ok(None) };
-        let none = torch.py().None();
+        let (py, none) = (torch.py(), torch.py().None());
+        let on_the_host = [("device", "cpu".into_pyobject(py)?)].into_py_dict(py)?;
         let mut agrees = true;
         for inference in [true, false] {
             let mode = torch.call_method1("inference_mode", (inference,))?;
             mode.call_method0("__enter__")?;
-            let tensor = torch.call_method1("empty", (0,));
+            let tensor = torch.call_method("zeros", (0,), Some(&on_the_host));
             mode.call_method1("__exit__", (&none, &none, &none))?;
             let tensor = tensor?;
             let version = || tensor.getattr("_version")?.extract::<usize>();

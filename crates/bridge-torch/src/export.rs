@@ -63,6 +63,11 @@ fn lend_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> 
         Ok(Origin { keep, release, ..origin })
     });
     let lent = lent.map_err(|error| without_counterpart(runtime, tensor, error))?;
+    let memory = call(&storage, intern!(tensor.py(), "data_ptr"), &[]).and_then(|address| address.is_truthy());
+    if lent.layout().numel() > 0 && !memory.map_err(|error| raised(tensor.py(), error))? {
+        // PyTorch adds the offset of a view to the null pointer of a storage that was freed.
+        return Err(without_memory(tensor));
+    }
     let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
     Ok(lent.with_pending(pending))
 }

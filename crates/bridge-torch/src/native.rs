@@ -232,17 +232,26 @@ impl Native {
         self.word_of_storage(object, self.offsets.memory)
     }
 
+    /// Returns the address of the tensor's storage; 0 for a tensor without one.
+    pub(crate) fn storage(&self, object: &PyTensor<'_>) -> usize {
+        // SAFETY: the object keeps its implementation; the offset is inside.
+        unsafe { word((*self.tensor(object)).expose_provenance(), self.offsets.storage) }
+    }
+
     fn word_of_storage(&self, object: &PyTensor<'_>, offset: usize) -> usize {
-        // SAFETY: the object keeps its implementation and that its storage; the offsets are inside both.
-        unsafe {
-            let storage = word((*self.tensor(object)).expose_provenance(), self.offsets.storage);
-            if storage == 0 { 0 } else { word(storage, offset) }
-        }
+        let storage = self.storage(object);
+        // SAFETY: the tensor keeps its storage, and the offset is inside.
+        if storage == 0 { 0 } else { unsafe { word(storage, offset) } }
     }
 
     /// Describes the tensor. Shape and strides are the tensor's own: they are valid while it is alive and unchanged.
     pub(crate) fn borrow(&self, object: &PyTensor<'_>) -> PyResult<DLTensor> {
-        self.describe(object).map_or_else(|| self.ask(object), Ok)
+        let mut described = self.describe(object).map_or_else(|| self.ask(object), Ok)?;
+        // PyTorch adds the offset of a view to the null pointer of a storage that was freed.
+        if self.memory(object) == 0 {
+            described.data = ptr::null_mut();
+        }
+        Ok(described)
     }
 
     fn describe(&self, object: &PyTensor<'_>) -> Option<DLTensor> {
@@ -309,8 +318,7 @@ impl Native {
     ///
     /// [`ErrorKind::Framework`] for a tensor without a storage.
     pub(crate) fn hold(&self, object: &PyTensor<'_>) -> Result<Arc<StorageHold>> {
-        // SAFETY: the object keeps its implementation; the offset is inside.
-        shared(unsafe { word((*self.tensor(object)).expose_provenance(), self.offsets.storage) }, || {
+        shared(self.storage(object), || {
             let mut held = ptr::null_mut();
             // SAFETY: the object keeps the tensor. No dimensions are read, and the result is writable and ours. The
             // function catches what C++ throws.
