@@ -211,6 +211,8 @@ impl<'py> Pairs<'py> {
             self.steps.push((place, step));
             return Err(Lost { place: Some(self.steps.len() - 1), error: differ(text) });
         }
+        self.steps.reserve(targets.len());
+        self.leaves.reserve(targets.len());
         let mut sources = sources.into_iter();
         for (step, target) in targets {
             let (other, mut source) = sources.next().expect("there are as many");
