@@ -12,6 +12,7 @@ mod errors;
 mod gil;
 mod methods;
 mod owner;
+mod together;
 
 pub use borrowed::{Borrowed, without_pending};
 pub use bridge_interpreter::{Guarded, drop_deferred};
@@ -27,6 +28,7 @@ pub use owner::{LeaseOwner, PyOwner};
 /// The crate `pyo3`, in the version that the adapters take.
 #[doc(no_inline)]
 pub use pyo3;
+pub use together::{apart, batch, together};
 
 use pyo3::prelude::*;
 

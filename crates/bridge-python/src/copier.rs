@@ -6,7 +6,7 @@ use crate::ordering::ordering;
 use crate::pairs::{self, Pairs};
 use crate::{cross, options, trace};
 use bridge_core::{DType, Failed, Lent, Misfit, Pair, Prepared, Result};
-use bridge_pyo3::{Mark, PyTensor};
+use bridge_pyo3::{Mark, PyTensor, together};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use std::collections::HashSet;
@@ -304,7 +304,8 @@ pub(crate) fn copier(
         let leaves: Vec<Leaf<'_, '_>> = leaves.iter().map(|(src, out)| (src, out)).collect();
         let placed = |misfit| place(src, out, misfit);
         let sides = sides(&leaves).map_err(placed)?;
-        let prepared = Prepared::new(&pairs(&leaves, &sides, dtype), ordering()).map_err(placed)?;
+        let pairs = pairs(&leaves, &sides, dtype);
+        let prepared = together(|| Prepared::new(&pairs, ordering())).map_err(placed)?;
         let (frameworks, looks) = looks(check, &prepared, &sides, &leaves)?;
         let counters = counters(check, &sides, &leaves)?;
         let leaves = leaves.into_iter().map(|(src, out)| (src.clone().unbind(), out.clone().unbind())).collect();

@@ -53,6 +53,8 @@ mod record;
 mod refusal;
 #[cfg(feature = "python")]
 mod runtime;
+#[cfg(feature = "python")]
+mod settled;
 #[cfg(feature = "tch")]
 mod tch;
 
