@@ -70,8 +70,7 @@ pub(crate) fn export<F, T>(pairs: &[Pair<'_, F, T>], ordering: &Arc<dyn Ordering
 
 /// Checks all pairs together. Returns which of them repeat an earlier one.
 pub(crate) fn repeats(jobs: &[Job]) -> Result<Vec<bool>, Misfit> {
-    let views: Vec<_> = jobs.iter().map(Job::views).collect();
-    repeated(&views).map_err(misfit)
+    repeated(jobs.len(), |index| jobs[index].views()).map_err(misfit)
 }
 
 /// Copies within one memory and in one stream, by the index of their jobs.

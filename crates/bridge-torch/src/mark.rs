@@ -18,6 +18,9 @@ pub(crate) const INLINE: usize = 5;
 
 const _: () = assert!(INLINE < MAX_NDIM);
 
+/// A change of a tensor in one respect, or how it is undone.
+type Change<'a> = &'a dyn Fn() -> PyResult<()>;
+
 /// Where the words of a mark are.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Marks {
@@ -50,7 +53,7 @@ impl Marks {
         let reset = || set(&memory, 3, shape, strides);
         let flag = |name: &str, value: bool| flags.call_method1(name, (&tensor, value)).map(drop);
         reset()?;
-        // SAFETY: the tensor is alive. The flags are found inside its implementation, before anything behind it is read.
+        // SAFETY: the tensor is alive. The flags are inside its implementation, and nothing after them is read.
         let at = |index: usize| unsafe { word(implementation, first + index * WORD) };
         let mut count = 0;
         loop {
@@ -69,7 +72,7 @@ impl Marks {
         // SAFETY: as above.
         let words = || unsafe { marks.of(implementation) }.to_vec();
         let marked = words();
-        let is_noticed = |change: &dyn Fn() -> PyResult<()>, undo: &dyn Fn() -> PyResult<()>| -> PyResult<bool> {
+        let is_noticed = |change: Change<'_>, undo: Change<'_>| -> PyResult<bool> {
             change()?;
             let is_noticed = words() != marked;
             undo()?;
@@ -79,7 +82,7 @@ impl Marks {
             let view = tensor.call_method1("view", (torch.getattr(dtype)?,))?;
             tensor.setattr("data", view)
         };
-        let changes: [(&dyn Fn() -> PyResult<()>, &dyn Fn() -> PyResult<()>); 7] = [
+        let changes: [(Change<'_>, Change<'_>); 7] = [
             (&|| set(&memory, 3, [2, 1, 2, 1, 3], strides), &reset),
             (&|| set(&memory, 3, shape, [1, 7, 2, 8, 6]), &reset),
             (&|| set(&memory, 4, shape, strides), &reset),
