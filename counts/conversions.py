@@ -44,6 +44,8 @@ def paths(library: str) -> dict[str, Callable[[], Any]]:
     other, transposed = torch.zeros(4, 16), torch.ones(16, 4).T
     leaves: dict[str, Any] = {f"leaf {index}": np.ones(8, np.float32) for index in range(100)}
     weights: dict[str, Any] = {f"weight {index}": torch.ones(4, 16) for index in range(100)}
+    rows, into = list(torch.ones(100, 16)), list(torch.zeros(100, 16))
+    served = {name: torch.zeros(4, 16) for name in weights}
     return {
         "NumPy to torch": lambda: tb.to_torch(array),
         "torch to NumPy": lambda: tb.to_numpy(tensor),
@@ -59,6 +61,9 @@ def paths(library: str) -> dict[str, Callable[[], Any]]:
         "plan, torch to NumPy": lambda: tb.plan(tensor, "numpy"),
         "loan of a tensor": lambda: tb.lend(tensor),
         "copy into a tensor": lambda: tb.copy(transposed, out=other),
+        "copy of 100 rows into rows": lambda: tb.copy(rows, out=into),
+        "copier of 100 tensors": tb.copier(weights, out=served),
+        "copier of 100 tensors, unchecked": tb.copier(weights, out=served, check=False),
     }
 
 

@@ -4,7 +4,7 @@ use bridge_core::{
     Adapter, Consumer, DType, Device, Error, ErrorKind, Failed, Lent, Offer, Order, Profile, Result, Strides,
 };
 use bridge_frameworks::Foreign;
-use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
+use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
 use pyo3::prelude::*;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -89,8 +89,12 @@ impl<'py> PyAdapter<'py> for Peer<'py> {
         self.foreign.locate(tensor)
     }
 
-    fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent) -> bool {
-        self.foreign.is_still(tensor, lent)
+    fn mark(&self, tensor: &PyTensor<'py>, lent: &Lent) -> Mark {
+        self.foreign.mark(tensor, lent)
+    }
+
+    fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent, mark: &Mark) -> bool {
+        self.foreign.is_still(tensor, lent, mark)
     }
 
     fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {

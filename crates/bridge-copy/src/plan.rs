@@ -41,6 +41,11 @@ impl Walk {
             return None;
         }
         let (read, unit) = (from.itemsize(), to.itemsize());
+        if from.is_compact() && to.is_compact() {
+            let row = Dim { length: from.numel(), from: read as i64, to: unit as i64 };
+            let dims = Some(row).filter(|row| row.length > 1).into_iter().collect();
+            return Some(Self { unit, from: 0, to: 0, dims });
+        }
         let strides = from.strides().iter().zip(to.strides());
         let mut dims: SmallVec<[Dim; 6]> = from
             .shape()

@@ -29,8 +29,8 @@ struct Interval {
 /// A copy, from the first view to the second, and what happens to each element.
 type Copied<'a> = (View<'a>, View<'a>, Change);
 
-/// Finds copies of which one writes to bytes of another one, or of its own source.
-/// Returns which of them repeat an earlier copy, source and target alike, as those of weights that a model holds twice:
+/// Finds copies of which one writes to bytes of another one, or of its own source, among `count`, of which `piece` returns
+/// each. Returns which of them repeat an earlier copy, source and target alike, as those of weights that a model holds twice:
 /// they need not be made.
 ///
 /// Addresses alone are compared: host memory and that of all devices have different ones.
@@ -38,30 +38,32 @@ type Copied<'a> = (View<'a>, View<'a>, Change);
 /// # Errors
 ///
 /// A clash.
-pub(crate) fn repeated(pieces: &[Copied<'_>]) -> Result<Vec<bool>, Clash> {
-    let mut intervals: Vec<Interval> = Vec::with_capacity(2 * pieces.len());
-    for (piece, (source, target, _)) in pieces.iter().enumerate() {
-        for ((data, layout), is_target) in [(source, false), (target, true)] {
+pub(crate) fn repeated<'a>(count: usize, piece: impl Fn(usize) -> Copied<'a>) -> Result<Vec<bool>, Clash> {
+    let mut intervals: Vec<Interval> = Vec::with_capacity(2 * count);
+    // All sources, and then all targets: each are often in order already, as parts of one tensor are.
+    for is_target in [false, true] {
+        for index in 0..count {
+            let (source, target, _) = piece(index);
+            let (data, layout) = if is_target { target } else { source };
             if layout.numel() > 0 {
                 let (below, above) = layout.reach();
-                intervals.push(Interval {
-                    start: data.wrapping_sub(below),
-                    end: data.wrapping_add(above),
-                    piece,
-                    is_target,
-                });
+                let (start, end) = (data.wrapping_sub(below), data.wrapping_add(above));
+                intervals.push(Interval { start, end, piece: index, is_target });
             }
         }
     }
     // Of equal ones the earlier piece comes first, so that the later one repeats it.
-    intervals.sort_unstable_by_key(|interval| (interval.start, interval.piece));
-    let mut repeats = vec![false; pieces.len()];
+    intervals.sort_by_key(|interval| (interval.start, interval.piece));
+    if intervals.is_sorted_by(|one, next| one.end <= next.start) {
+        return Ok(vec![false; count]);
+    }
+    let mut repeats = vec![false; count];
     // What may reach the next interval. Sources need not be apart from each other, so they are looked through for targets
     // only.
     let (mut sources, mut targets): (Vec<&Interval>, Vec<&Interval>) = (Vec::new(), Vec::new());
     let view = |interval: &Interval| match interval.is_target {
-        true => pieces[interval.piece].1,
-        false => pieces[interval.piece].0,
+        true => piece(interval.piece).1,
+        false => piece(interval.piece).0,
     };
     for next in &intervals {
         let reaches = |other: &&Interval| other.end > next.start;
@@ -72,7 +74,7 @@ pub(crate) fn repeated(pieces: &[Copied<'_>]) -> Result<Vec<bool>, Clash> {
         let against = targets.iter().chain(next.is_target.then_some(&sources).into_iter().flatten());
         let mut is_repeated = false;
         for other in against.filter(|other| overlap(view(next), view(other))) {
-            if next.is_target && other.is_target && pieces[next.piece] == pieces[other.piece] {
+            if next.is_target && other.is_target && piece(next.piece) == piece(other.piece) {
                 is_repeated = true;
                 continue;
             }
@@ -103,6 +105,10 @@ mod tests {
         Layout::new(DType::UINT8, &[length], Some(&[stride]), 0).unwrap()
     }
 
+    fn among(pieces: &[Copied<'_>]) -> Result<Vec<bool>, Clash> {
+        repeated(pieces.len(), |index| pieces[index])
+    }
+
     fn bytes((data, layout): View<'_>) -> Vec<usize> {
         (0..layout.shape()[0]).map(|i| (data as i64 + i * layout.strides()[0]) as usize).collect()
     }
@@ -126,7 +132,7 @@ mod tests {
                 targets || share(one.0, two.1) || share(one.1, two.0)
             };
             let any = (0..pieces.len()).any(|piece| (0..=piece).any(|other| clashes(piece, other)));
-            match repeated(&pieces) {
+            match among(&pieces) {
                 Ok(repeats) => {
                     prop_assert!(!any);
                     for (piece, repeats) in repeats.into_iter().enumerate() {
@@ -148,18 +154,18 @@ mod tests {
         let column = Layout::new(DType::FLOAT32, &[100], Some(&[8]), 0).unwrap();
         let compact = Layout::new(DType::FLOAT32, &[100], None, 0).unwrap();
         let pieces: Vec<_> = (0..8).map(|i| ((100_000 + i * 400, &compact), (4 * i, &column), AS_IT_IS)).collect();
-        assert_eq!(repeated(&pieces), Ok(vec![false; 8]));
+        assert_eq!(among(&pieces), Ok(vec![false; 8]));
         let twice = [pieces[3], pieces[1], pieces[3]];
-        assert_eq!(repeated(&twice), Ok(vec![false, false, true]));
+        assert_eq!(among(&twice), Ok(vec![false, false, true]));
         let other = [pieces[3], (pieces[1].0, pieces[3].1, AS_IT_IS)];
-        assert_eq!(repeated(&other), Err(Clash { piece: 1, other: 0, targets: true }));
+        assert_eq!(among(&other), Err(Clash { piece: 1, other: 0, targets: true }));
         let flipped = [pieces[3], (pieces[3].0, pieces[3].1, (1 << 31, None))];
-        assert_eq!(repeated(&flipped), Err(Clash { piece: 1, other: 0, targets: true }), "other bits");
+        assert_eq!(among(&flipped), Err(Clash { piece: 1, other: 0, targets: true }), "other bits");
         let casts = [DType::FLOAT16, DType::BFLOAT16].map(|from| Cast::new(from, DType::FLOAT32).ok());
         let cast = casts.map(|cast| (pieces[3].0, pieces[3].1, (0, cast)));
-        assert_eq!(repeated(&[cast[0], cast[0]]), Ok(vec![false, true]));
-        assert_eq!(repeated(&cast), Err(Clash { piece: 1, other: 0, targets: true }), "another cast");
+        assert_eq!(among(&[cast[0], cast[0]]), Ok(vec![false, true]));
+        assert_eq!(among(&cast), Err(Clash { piece: 1, other: 0, targets: true }), "another cast");
         let own = [pieces[0], ((200, &compact), (300, &compact), AS_IT_IS)];
-        assert_eq!(repeated(&own), Err(Clash { piece: 1, other: 0, targets: false }));
+        assert_eq!(among(&own), Err(Clash { piece: 1, other: 0, targets: false }));
     }
 }

@@ -70,8 +70,7 @@ pub(crate) fn export<F, T>(pairs: &[Pair<'_, F, T>], ordering: &Arc<dyn Ordering
 
 /// Checks all pairs together. Returns which of them repeat an earlier one.
 pub(crate) fn repeats(jobs: &[Job]) -> Result<Vec<bool>, Misfit> {
-    let views: Vec<_> = jobs.iter().map(Job::views).collect();
-    repeated(&views).map_err(misfit)
+    repeated(jobs.len(), |index| jobs[index].views()).map_err(misfit)
 }
 
 /// Copies within one memory and in one stream, by the index of their jobs.
@@ -130,8 +129,7 @@ pub(crate) fn run<F, T>(
     for (device, stream, copies) in groups {
         let plan = plans.iter().find(|plan| plan.pieces == copies);
         let launch = Launch { device, stream, plan: plan.map(|plan| &*plan.copies) };
-        let group = copies.into_iter().filter_map(|copy| jobs[copy].take()).collect();
-        copy_together(group, launch, &mut ordered, &batch, ordering)?;
+        copy_together(&mut jobs, &copies, launch, &mut ordered, &batch, ordering)?;
     }
     for (way, moves) in moves {
         let (mut together, mut consumers) = (Vec::with_capacity(moves.len()), Vec::with_capacity(moves.len()));
@@ -206,18 +204,20 @@ impl Job {
     }
 }
 
-/// Makes the copies of a group. The batch returns both sides of each after them.
+/// Makes the copies of a group, by the index of their jobs. The batch returns both sides of each after them.
 fn copy_together(
-    jobs: Vec<Job>,
+    jobs: &mut [Option<Job>],
+    copies: &[usize],
     launch: Launch<'_>,
     ordered: &mut [Streams],
     batch: &Batch,
     ordering: &Arc<dyn Ordering>,
 ) -> Result<(), Misfit> {
     let stream = launch.stream;
+    let group = || copies.iter().filter_map(|copy| jobs[*copy].as_ref());
     // The host waits once for each stream.
     let mut waited = None;
-    for Job { index, source, .. } in &jobs {
+    for Job { index, source, .. } in group() {
         let owner = (source.buffer().device(), source.buffer().stream());
         if stream.is_none() && waited.replace(owner) == Some(owner) {
             continue;
@@ -228,11 +228,9 @@ fn copy_together(
     // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Lent::new`
     // has checked that the views stay inside, and `repeated` that no target shares bytes with another side.
     // `order_after` has ordered the stream after the owners of the sources; the leases below make them wait for it.
-    let copied = unsafe { launch.of(|| jobs.iter(), ordering) };
-    let failed =
-        copied.map_err(|Failed { index, error }| Failed { index: jobs.get(index).map_or(0, |job| job.index), error });
+    let copied = unsafe { launch.of(group, ordering) };
     // A lease orders the return of what it held. It is made also where a copy has failed: others may be launched.
-    for Job { source, target, consumer, .. } in jobs {
+    for Job { source, target, consumer, .. } in copies.iter().filter_map(|copy| jobs[*copy].take()) {
         let elsewhere = consumer.uses_other_streams();
         for lent in [source, target] {
             // The owner reuses the memory in the stream of the copy, which orders that by itself.
@@ -243,7 +241,7 @@ fn copy_together(
             batch.hold(Lease::new(lent, stream, false, Arc::clone(&consumer), Arc::clone(ordering)));
         }
     }
-    Ok(failed?)
+    copied.map_err(|failed| failed.among(copies).into())
 }
 
 /// Where copies within one memory run, and their plan, if there is one.

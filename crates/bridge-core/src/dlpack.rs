@@ -344,8 +344,11 @@ impl Described {
         if layout.numel() > 0 && tensor.data.is_null() {
             return Err(broken("the data pointer is null".into()));
         }
-        layout.hull(data, None).map_err(|error| broken("the view leaves the address space".into()).caused_by(error))?;
-        let bytes = layout.hull(data, origin.allocation.as_ref())?;
+        let bytes = layout.hull(data, None);
+        let mut bytes = bytes.map_err(|error| broken("the view leaves the address space".into()).caused_by(error))?;
+        if origin.allocation.is_some() {
+            bytes = layout.hull(data, origin.allocation.as_ref())?;
+        }
         let device = origin.device.unwrap_or(stated);
         let allocation = Allocation { bytes, device, access, stream: origin.stream, reuse: origin.reuse };
         Ok((Self { data, dtype, layout, allocation, keep: origin.keep, release: origin.release }, rest))

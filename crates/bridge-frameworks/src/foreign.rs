@@ -10,7 +10,7 @@ use bridge_core::dlpack::Origin;
 use bridge_core::{
     Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Offer, Profile, Result, Stream,
 };
-use bridge_pyo3::{Borrowed, PyAdapter, PyOwner, PyTensor, framework_error, take_capsule, type_name};
+use bridge_pyo3::{Borrowed, PyAdapter, PyOwner, PyTensor, apart, framework_error, take_capsule, type_name};
 use pyo3::exceptions::{PyBaseException, PyBufferError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -191,6 +191,38 @@ fn is_scalar(object: &PyTensor<'_>) -> PyResult<bool> {
     }
 }
 
+/// Exports an object by a protocol that it speaks. Its methods are code of the program.
+fn lend(object: &PyTensor<'_>) -> Result<Lent> {
+    let py = object.py();
+    let _nested = Nested::enter()?;
+    // A class has the attributes of its instances.
+    if object.is_instance_of::<PyType>() {
+        return Err(no_tensor(object));
+    }
+    let attribute = |name| object.getattr_opt(name).map_err(|error| refused(py, error));
+    // A versioned capsule of a loan would call constant memory protected.
+    let is_constant = object.cast::<Loan>().is_ok_and(|loan| loan.get().is_constant());
+    let capsule = if object.is_instance_of::<PyCapsule>() {
+        object.clone()
+    } else if attribute(intern!(py, "__dlpack__"))?.is_some() {
+        let capsule = match call_dlpack(object, !is_constant, false) {
+            Err(error) if lacks_argument(py, &error) => call_dlpack(object, false, false),
+            capsule => capsule,
+        };
+        capsule.map_err(|error| refused(py, error))?
+    } else if let Some(interface) = attribute(intern!(py, "__cuda_array_interface__"))? {
+        return interfaces::lend_cuda(object, &interface);
+    } else if let Some(interface) = attribute(intern!(py, "__array_interface__"))? {
+        return Framework::NumPy.open(py)?.export(&interfaces::array(object, &interface)?);
+    } else {
+        return Err(no_tensor(object));
+    };
+    // SAFETY: the producer of a capsule and the class that implements `__dlpack__` keep DLPack's contract; what can
+    // be checked of it is checked.
+    let lent = unsafe { take_capsule(&capsule, &|said, address| Ok(kept(object, origin(said, address)?))) }?;
+    Ok(if is_constant { lent.restricted(Access::Immutable) } else { lent })
+}
+
 impl<'py> Adapter for Foreign<'py> {
     type Tensor = PyTensor<'py>;
 
@@ -203,34 +235,7 @@ impl<'py> Adapter for Foreign<'py> {
     }
 
     fn export(&self, object: &PyTensor<'py>) -> Result<Lent> {
-        let py = object.py();
-        let _nested = Nested::enter()?;
-        // A class has the attributes of its instances.
-        if object.is_instance_of::<PyType>() {
-            return Err(no_tensor(object));
-        }
-        let attribute = |name| object.getattr_opt(name).map_err(|error| refused(py, error));
-        // A versioned capsule of a loan would call constant memory protected.
-        let is_constant = object.cast::<Loan>().is_ok_and(|loan| loan.get().is_constant());
-        let capsule = if object.is_instance_of::<PyCapsule>() {
-            object.clone()
-        } else if attribute(intern!(py, "__dlpack__"))?.is_some() {
-            let capsule = match call_dlpack(object, !is_constant, false) {
-                Err(error) if lacks_argument(py, &error) => call_dlpack(object, false, false),
-                capsule => capsule,
-            };
-            capsule.map_err(|error| refused(py, error))?
-        } else if let Some(interface) = attribute(intern!(py, "__cuda_array_interface__"))? {
-            return interfaces::lend_cuda(object, &interface);
-        } else if let Some(interface) = attribute(intern!(py, "__array_interface__"))? {
-            return Framework::NumPy.open(py)?.export(&interfaces::array(object, &interface)?);
-        } else {
-            return Err(no_tensor(object));
-        };
-        // SAFETY: the producer of a capsule and the class that implements `__dlpack__` keep DLPack's contract; what can
-        // be checked of it is checked.
-        let lent = unsafe { take_capsule(&capsule, &|said, address| Ok(kept(object, origin(said, address)?))) }?;
-        Ok(if is_constant { lent.restricted(Access::Immutable) } else { lent })
+        apart(|| lend(object))
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {

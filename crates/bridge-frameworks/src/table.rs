@@ -65,7 +65,7 @@ macro_rules! frameworks {
             use super::Framework;
             use crate::Foreign;
             use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, Profile, Result};
-            use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
+            use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
             use pyo3::Python;
             use std::ops::Deref;
             use std::sync::Arc;
@@ -143,8 +143,12 @@ macro_rules! frameworks {
                     (**self).locate(tensor)
                 }
 
-                fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent) -> bool {
-                    (**self).is_still(tensor, lent)
+                fn mark(&self, tensor: &PyTensor<'py>, lent: &Lent) -> Mark {
+                    (**self).mark(tensor, lent)
+                }
+
+                fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent, mark: &Mark) -> bool {
+                    (**self).is_still(tensor, lent, mark)
                 }
 
                 fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {

@@ -12,7 +12,7 @@ mod native;
 mod runtime;
 
 use bridge_core::{Adapter, Consumer, DType, Device, Error, Lent, Offer, Order, Profile, Result};
-use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, framework_error};
+use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor, framework_error};
 use pyo3::{PyErr, Python};
 use runtime::Runtime;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ impl<'py> PyAdapter<'py> for NumPy<'py> {
         export::borrow(self.runtime, array)
     }
 
-    fn is_still(&self, array: &PyTensor<'py>, lent: &Lent) -> bool {
+    fn is_still(&self, array: &PyTensor<'py>, lent: &Lent, _: &Mark) -> bool {
         self.borrow(array).is_ok_and(|borrowed| borrowed.is(lent))
     }
 

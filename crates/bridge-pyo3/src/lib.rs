@@ -12,6 +12,7 @@ mod errors;
 mod gil;
 mod methods;
 mod owner;
+mod together;
 
 pub use borrowed::{Borrowed, without_pending};
 pub use bridge_interpreter::{Guarded, drop_deferred};
@@ -27,11 +28,15 @@ pub use owner::{LeaseOwner, PyOwner};
 /// The crate `pyo3`, in the version that the adapters take.
 #[doc(no_inline)]
 pub use pyo3;
+pub use together::{apart, batch, together};
 
 use pyo3::prelude::*;
 
 /// Tensors of the adapters for Python.
 pub type PyTensor<'py> = Bound<'py, PyAny>;
+
+/// What an adapter remembers of a tensor to see whether it has changed: [`PyAdapter::mark`].
+pub type Mark = Box<[usize]>;
 
 /// An adapter whose tensors are Python objects.
 pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
@@ -60,10 +65,19 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
         let lent = self.export(tensor)?;
         Ok((lent.layout().numel() > 0).then(|| (lent.device(), lent.data())))
     }
-    /// Returns whether a tensor still is what was exported as `lent`, as another export would say: the same memory, shape,
-    /// strides and dtype. It may answer `false` where that is not known without an export, and the default does.
-    fn is_still(&self, tensor: &PyTensor<'py>, lent: &bridge_core::Lent) -> bool {
+
+    /// Returns what [`is_still`](Self::is_still) compares a tensor with later, beside what was exported as `lent`. The
+    /// default is nothing.
+    fn mark(&self, tensor: &PyTensor<'py>, lent: &bridge_core::Lent) -> Mark {
         let _ = (tensor, lent);
+        Mark::default()
+    }
+
+    /// Returns whether a tensor still is what was exported as `lent`, as another export would say: the same memory, shape,
+    /// strides and dtype. `mark` is that of the tensor. It may answer `false` where that is not known without an export,
+    /// and the default does.
+    fn is_still(&self, tensor: &PyTensor<'py>, lent: &bridge_core::Lent, mark: &Mark) -> bool {
+        let _ = (tensor, lent, mark);
         false
     }
 

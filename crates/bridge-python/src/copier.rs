@@ -6,7 +6,7 @@ use crate::ordering::ordering;
 use crate::pairs::{self, Pairs};
 use crate::{cross, options, trace};
 use bridge_core::{DType, Failed, Lent, Misfit, Pair, Prepared, Result};
-use bridge_pyo3::PyTensor;
+use bridge_pyo3::{Mark, PyTensor, together};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use std::collections::HashSet;
@@ -34,8 +34,10 @@ pub(crate) struct Copier {
     /// The dtype to which sources of another one are cast.
     dtype: Option<DType>,
     prepared: Prepared,
-    /// The pairs that each call looks at, and the numbers of their storages where a look at these is enough.
-    checked: Vec<(usize, Option<Storages>)>,
+    /// The frameworks whose tensors each call looks at.
+    frameworks: Vec<Framework>,
+    /// The pairs that each call looks at.
+    looks: Vec<Look>,
     /// What counts writes to the targets.
     counters: Counters,
 }
@@ -75,22 +77,23 @@ impl Copier {
 impl Copier {
     /// Copies from and into the memory that is kept.
     fn copy_held(&self, py: Python<'_>) -> Result<(), Misfit> {
-        for &(index, storages) in &self.checked {
-            let leaf = (self.leaves[index].0.bind(py), self.leaves[index].1.bind(py));
+        let first = |error| Failed { index: 0, error };
+        let adapters = self.frameworks.iter().map(|framework| framework.open(py).map_err(first));
+        let adapters: Vec<AnyAdapter<'_>> = adapters.collect::<Result<_, _>>()?;
+        let is_leasing = bridge_ipc::is_leasing();
+        for Look { index, sides } in &self.looks {
+            let (index, leaf) = (*index, &self.leaves[*index]);
+            let leaf = (leaf.0.bind(py), leaf.1.bind(py));
             let Some((source, target)) = self.prepared.held(index) else { continue };
-            let is_same = match storages {
-                Some((from, to)) => has_storage(leaf.0, from) && has_storage(leaf.1, to),
-                None => is_still(leaf.0, source) && is_still(leaf.1, target),
-            };
-            if !is_same {
+            if !(sides.0.is_same(&adapters, leaf.0, source) && sides.1.is_same(&adapters, leaf.1, target)) {
                 self.check(index, leaf)?;
             }
-            if bridge_ipc::is_leasing() {
+            if is_leasing {
                 bridge_ipc::check(source).map_err(|error| Failed { index, error })?;
             }
         }
         for (framework, tensors) in &self.counters {
-            let adapter = framework.open(py).map_err(|error| Failed { index: 0, error })?;
+            let adapter = framework.open(py).map_err(first)?;
             let tensors: Vec<_> = tensors.iter().map(|tensor| tensor.bind(py)).collect();
             adapter.overwritten_all(&tensors)?;
         }
@@ -113,21 +116,34 @@ impl Copier {
     }
 }
 
-/// The numbers of the storages of a source and of its target; `None` where memory that is kept stays.
-type Storages = (Option<usize>, Option<usize>);
-
-fn adapter<'py>(tensor: &PyTensor<'py>) -> Option<AnyAdapter<'py>> {
-    seen(tensor).and_then(|framework| framework.open(tensor.py()).ok())
+/// A pair that each call looks at, and how it looks at both sides.
+struct Look {
+    index: usize,
+    sides: (Side, Side),
 }
 
-/// Returns whether a tensor is seen to be what was exported, without an export.
-fn is_still(tensor: &PyTensor<'_>, lent: &Lent) -> bool {
-    adapter(tensor).is_some_and(|adapter| adapter.is_still(tensor, lent))
+/// How a call looks at a side of a pair. Frameworks are those of the copier, by their number.
+enum Side {
+    /// At the tensor.
+    Tensor(usize, Mark),
+    /// At the number of its storage.
+    Storage(usize, usize),
+    /// Not at all: memory that is kept stays.
+    Kept,
+    /// By an export, because the framework of its type is not known at once.
+    Unseen,
 }
 
-/// Returns whether a tensor is seen to have this storage.
-fn has_storage(tensor: &PyTensor<'_>, number: Option<usize>) -> bool {
-    number.is_none_or(|number| adapter(tensor).is_some_and(|adapter| adapter.has_storage(tensor, number)))
+impl Side {
+    /// Returns whether a tensor is seen to be what was exported, or to have the storage that it had, without an export.
+    fn is_same(&self, adapters: &[AnyAdapter<'_>], tensor: &PyTensor<'_>, lent: &Lent) -> bool {
+        match self {
+            Self::Tensor(framework, mark) => adapters[*framework].is_still(tensor, lent, mark),
+            Self::Storage(framework, number) => adapters[*framework].has_storage(tensor, *number),
+            Self::Kept => true,
+            Self::Unseen => false,
+        }
+    }
 }
 
 /// Returns what counts the writes to the targets, each once: the targets themselves where each call looks at them, and
@@ -153,19 +169,40 @@ fn counters<'py>(
     Ok(lists)
 }
 
-/// Returns a pair for each storage whose memory may be replaced although it is kept: a look at the storages tells.
-fn storages(
+/// Returns how each call looks at pairs: at every tensor, or at a pair for each storage whose memory may be replaced
+/// although it is kept. Returns the frameworks of the tensors that it looks at, too.
+fn looks(
+    check: bool,
+    prepared: &Prepared,
     sides: &[(AnyAdapter<'_>, AnyAdapter<'_>)],
     leaves: &[Leaf<'_, '_>],
-) -> Result<Vec<(usize, Option<Storages>)>> {
-    let (mut met, mut first) = (HashSet::new(), Vec::new());
+) -> Result<(Vec<Framework>, Vec<Look>)> {
+    let (mut frameworks, mut looks, mut met) = (Vec::new(), Vec::new(), HashSet::new());
     for (index, ((from, to), (src, out))) in sides.iter().zip(leaves).enumerate() {
-        let both = (from.storage(src)?, to.storage(out)?);
-        if [both.0, both.1].into_iter().flatten().fold(false, |is_new, storage| met.insert(storage) | is_new) {
-            first.push((index, Some(both)));
+        let Some((source, target)) = prepared.held(index) else { continue };
+        let mut is_new = check;
+        let mut side = |adapter: &AnyAdapter<'_>, tensor: &PyTensor<'_>, lent: &Lent| -> Result<Side> {
+            let storage = if check { None } else { adapter.storage(tensor)? };
+            is_new |= storage.is_some_and(|storage| met.insert(storage));
+            if !check && storage.is_none() {
+                return Ok(Side::Kept);
+            }
+            let Some(framework) = seen(tensor) else { return Ok(Side::Unseen) };
+            let number = frameworks.iter().position(|known| *known == framework).unwrap_or_else(|| {
+                frameworks.push(framework);
+                frameworks.len() - 1
+            });
+            Ok(match storage {
+                Some(storage) => Side::Storage(number, storage),
+                None => Side::Tensor(number, adapter.mark(tensor, lent)),
+            })
+        };
+        let sides = (side(from, src, source)?, side(to, out, target)?);
+        if is_new {
+            looks.push(Look { index, sides });
         }
     }
-    Ok(first)
+    Ok((frameworks, looks))
 }
 
 /// A source and its target.
@@ -267,12 +304,13 @@ pub(crate) fn copier(
         let leaves: Vec<Leaf<'_, '_>> = leaves.iter().map(|(src, out)| (src, out)).collect();
         let placed = |misfit| place(src, out, misfit);
         let sides = sides(&leaves).map_err(placed)?;
-        let prepared = Prepared::new(&pairs(&leaves, &sides, dtype), ordering()).map_err(placed)?;
-        let checked =
-            if check { (0..leaves.len()).map(|index| (index, None)).collect() } else { storages(&sides, &leaves)? };
+        let pairs = pairs(&leaves, &sides, dtype);
+        let prepared = together(|| Prepared::new(&pairs, ordering())).map_err(placed)?;
+        let (frameworks, looks) = looks(check, &prepared, &sides, &leaves)?;
         let counters = counters(check, &sides, &leaves)?;
         let leaves = leaves.into_iter().map(|(src, out)| (src.clone().unbind(), out.clone().unbind())).collect();
-        Ok(Copier { src: src.clone().unbind(), out: out.clone().unbind(), leaves, dtype, prepared, checked, counters })
+        let (src, out) = (src.clone().unbind(), out.clone().unbind());
+        Ok(Copier { src, out, leaves, dtype, prepared, frameworks, looks, counters })
     };
     prepare().map_err(|error| into_python(py, error))
 }

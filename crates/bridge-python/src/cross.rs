@@ -17,7 +17,7 @@ use bridge_core::{
     Adapter, Device, DeviceKind, Error, Failed, Misfit, Options, Pair, Prepared, Result, Transfer, copied_into_by,
 };
 use bridge_ipc::{Parcel, Writing};
-use bridge_pyo3::PyTensor;
+use bridge_pyo3::{PyTensor, together};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use seen::Seen;
@@ -226,7 +226,7 @@ pub(crate) fn copy_all<F: Owned, T: Owned>(
 ) -> Result<(), Misfit> {
     let copy = |pairs: &[Pair<'_, F, T>]| match prepared {
         Some(prepared) => prepared.copy(pairs, ordering()),
-        None => bridge_core::copy_all(pairs, ordering()),
+        None => together(|| bridge_core::copy_all(pairs, ordering())),
     };
     let Some(call) = call else {
         return copy(pairs).map(drop);

@@ -67,11 +67,15 @@ pub(crate) fn sides<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> Result<(An
         }
         _ => error,
     })?;
-    let from = source(src).map_err(|error| match Tree::of(src) {
+    Ok((beside(src)?, to))
+}
+
+/// Returns the adapter of a source whose target is a tensor.
+fn beside<'py>(src: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
+    source(src).map_err(|error| match Tree::of(src) {
         Ok(Some(_)) => differ(format!("the target is a tensor and the source a {} of tensors", type_name(src))),
         _ => error,
-    })?;
-    Ok((from, to))
+    })
 }
 
 impl<'py> Pairs<'py> {
@@ -149,19 +153,22 @@ impl<'py> Pairs<'py> {
 
     fn walk(&mut self, src: &PyTensor<'py>, out: &PyTensor<'py>, place: Place) -> Result<(), Lost> {
         let lost = |error| Lost { place, error };
-        if is_plain(out) {
+        let to = match seen(out) {
+            Some(framework) => Some(framework.open(out.py()).map_err(lost)?),
+            None if is_plain(out) => None,
+            None => match Kind::of(out).map_err(lost)? {
+                Some(kind) => return self.containers(src, out, kind, place),
+                None => adapter_of(out).map_err(lost)?,
+            },
+        };
+        let Some(to) = to else {
             self.others = true;
             return no_tensor_beside(src, out).map_err(lost);
+        };
+        if let AnyAdapter::Foreign(_) = to {
+            not_a_capsule(out).map_err(|error| lost(error.at("the target")))?;
         }
-        let kind = if seen(out).is_some() { None } else { Kind::of(out).map_err(lost)? };
-        if let Some(kind) = kind {
-            return self.containers(src, out, kind, place);
-        }
-        if adapter_of(out).map_err(lost)?.is_none() {
-            self.others = true;
-            return no_tensor_beside(src, out).map_err(lost);
-        }
-        let (from, to) = sides(src, out).map_err(lost)?;
+        let from = beside(src).map_err(lost)?;
         self.leaves.push(Leaf { from, tensor: src.clone(), to, out: out.clone(), place });
         Ok(())
     }
@@ -204,6 +211,8 @@ impl<'py> Pairs<'py> {
             self.steps.push((place, step));
             return Err(Lost { place: Some(self.steps.len() - 1), error: differ(text) });
         }
+        self.steps.reserve(targets.len());
+        self.leaves.reserve(targets.len());
         let mut sources = sources.into_iter();
         for (step, target) in targets {
             let (other, mut source) = sources.next().expect("there are as many");

@@ -233,12 +233,14 @@ def test_fields_of_records_are_copied() -> None:
         tb.copier([whole["a"]], out=[target[0]])
 
 
-def test_a_storage_that_was_freed_is_told_from_a_tensor_without_one() -> None:
-    freed, target = torch.ones(3), np.zeros(3, np.float32)
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_storage_that_was_freed_is_told_from_a_tensor_without_one(start: int) -> None:
+    freed, target = torch.ones(5)[start : start + 3], np.zeros(3, np.float32)
     freed.untyped_storage().resize_(0)
-    with pytest.raises(tb.BridgeError, match="storage of this tensor was freed or resized") as error:
-        tb.copy(freed, out=target)
-    assert error.value.kind == "not_a_tensor"
+    for call in (lambda: tb.copy(freed, out=target), lambda: tb.to_numpy(freed)):
+        with pytest.raises(tb.BridgeError, match="storage of this tensor was freed or resized") as error:
+            call()
+        assert error.value.kind == "not_a_tensor"
     with pytest.raises(tb.BridgeError, match="ZeroTensor"):
         tb.copy(torch._efficientzerotensor(3), out=target)
 

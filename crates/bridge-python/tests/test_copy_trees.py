@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import gc
+import math
 import sys
 import weakref
 from collections.abc import Callable
@@ -334,8 +335,14 @@ def test_autograd_notices_each_write_of_a_copy() -> None:
     before = alone._version, whole._version
     tb.copy([torch.ones(2)] * 4, out=out)
     assert (alone._version, whole._version) >= (before[0] + 1, before[1] + 2)
+    counted = [torch.zeros(2) for _ in range(3)]
+    tb.copy([torch.ones(2)] * 3, out=counted)
+    assert [tensor._version for tensor in counted] == [1, 1, 1]
     with torch.inference_mode():
         out = [torch.zeros(2), torch.zeros(2)]
+    tb.copy([torch.ones(2)] * 3, out=[*out, counted[0]])
+    assert counted[0]._version == 2 and out[1].tolist() == [1, 1]
+    with torch.inference_mode():
         assert [x.tolist() for x in tb.copy([torch.ones(2)] * 2, out=out)] == [[1, 1]] * 2
 
 
@@ -387,6 +394,50 @@ def test_a_copier_refuses_what_has_changed() -> None:
     target.requires_grad_(True)
     with pytest.raises(tb.BridgeError, match="requires"):
         update()
+
+
+#: Changes of one tensor, each in one respect, and how each is undone.
+CHANGES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "shape": (lambda t: t.transpose_(0, -1), lambda t: t.transpose_(0, -1)),
+    "strides": (lambda t: t.as_strided_(t.shape, [7] * t.ndim), lambda t: t.as_strided_(t.shape, STRIDES[t.ndim])),
+    "offset": (lambda t: t.as_strided_(t.shape, t.stride(), 1), lambda t: t.as_strided_(t.shape, t.stride(), 0)),
+    "dtype": (
+        lambda t: setattr(t, "data", t.view(torch.float64)),
+        lambda t: setattr(t, "data", t.view(torch.complex64)),
+    ),
+    "conjugation": (lambda t: torch._C._set_conj(t, True), lambda t: torch._C._set_conj(t, False)),
+    "negation": (lambda t: torch._C._set_neg(t, True), lambda t: torch._C._set_neg(t, False)),
+    "gradients": (lambda t: t.requires_grad_(True), lambda t: t.requires_grad_(False)),
+    "dimensions": (lambda t: t.unsqueeze_(1), lambda t: t.squeeze_(1)),
+}
+
+#: The strides of a compact tensor of shape (2, 3, 2, 3, …).
+STRIDES = {ndim: [math.prod((2, 3, 2, 3, 2, 3)[d + 1 : ndim]) for d in range(ndim)] for ndim in (2, 5, 6)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("ndim", STRIDES)
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_copier_notices_each_change_of_a_tensor(change: str, ndim: int, side: int) -> None:
+    """Five dimensions are in a tensor of PyTorch itself, and more beside it."""
+
+    def make(value: float) -> Any:
+        memory = torch.full((4096,), value, dtype=torch.complex64)
+        return memory.as_strided((2, 3, 2, 3, 2, 3)[:ndim], STRIDES[ndim])
+
+    sides = make(1), make(0)
+    update = tb.copier([torch.ones(2), sides[0]], out=[torch.zeros(2), sides[1]])
+    do, undo = CHANGES[change]
+    for _ in range(2):
+        update()
+        sides[1].zero_()
+        do(sides[side])
+        with pytest.raises(tb.BridgeError, match=r"^tree\[1\]: "):
+            update()
+        undo(sides[side])
+        assert not sides[1].any(), "nothing is written"
+        update()
+        assert bool((sides[1] == sides[0]).all())
 
 
 @pytest.mark.parametrize("case", ["shape", "two targets", "a missing key", "a number for a tensor", "requires grad"])

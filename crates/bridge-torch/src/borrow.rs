@@ -1,12 +1,13 @@
 //! Borrows PyTorch tensors.
 
 use crate::export::{lend, plain};
+use crate::mark::INLINE;
 use crate::raised;
 use crate::refusal::refusal;
 use crate::runtime::Runtime;
 use bridge_core::dlpack::{View, describes, read};
 use bridge_core::{Access, Consumer, DeviceKind, Lent, Result, Stream};
-use bridge_pyo3::{Borrowed, PyTensor, call, not_a_tensor, without_pending};
+use bridge_pyo3::{Borrowed, Mark, PyTensor, call, not_a_tensor, without_pending};
 use pyo3::intern;
 
 /// Borrows a tensor through PyTorch's C functions. Versions without them export.
@@ -36,8 +37,11 @@ pub(crate) fn borrow<'a>(runtime: &Runtime, tensor: &'a PyTensor<'_>) -> Result<
 }
 
 /// Returns whether a tensor still is what was exported, where PyTorch's C functions say so.
-pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, lent: &Lent) -> bool {
+pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, lent: &Lent, mark: &Mark) -> bool {
     let Some(native) = &runtime.native else { return false };
+    if runtime.is_plain(tensor) && native.is_marked(tensor, mark) {
+        return true;
+    }
     let is_described = || {
         let described = native.borrow(tensor).ok()?;
         // SAFETY: the tensor is alive and unchanged, because the GIL is held.
@@ -50,4 +54,14 @@ pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, lent: &Lent) ->
         && lent.pending().is_none()
         && runtime.refuse_narrower(tensor, lent.dtype()).is_ok()
         && is_described() == Some(true)
+}
+
+/// Returns the mark of a tensor that is what was exported. Only those have one whose type decides nothing and whose
+/// shape is part of their implementation.
+pub(crate) fn mark(runtime: &Runtime, tensor: &PyTensor<'_>, lent: &Lent) -> Mark {
+    let is_marked = runtime.is_plain(tensor) && lent.layout().shape().len() <= INLINE;
+    match &runtime.native {
+        Some(native) if is_marked && is_still(runtime, tensor, lent, &Mark::default()) => native.mark(tensor),
+        _ => Mark::default(),
+    }
 }

@@ -4,6 +4,7 @@ use crate::native::Native;
 use crate::raised;
 use crate::refusal::{refusal, without_memory};
 use crate::runtime::Runtime;
+use crate::settled::settled;
 use bridge_core::dlpack::{Origin, Release, lend_borrowed};
 use bridge_core::planted::is_planted;
 use bridge_core::{
@@ -42,7 +43,7 @@ fn lend_natively(runtime: &Runtime, native: &Native, tensor: &PyTensor<'_>) -> R
     let described = native.borrow(tensor).map_err(|error| refusal(tensor, error))?;
     let origin = |device| {
         let storage = || call(tensor, intern!(tensor.py(), "untyped_storage"), &[]);
-        let origin = origin(runtime, tensor, Some(native.deleter(tensor)), storage, device)?;
+        let origin = origin(runtime, tensor, Some(native), storage, device)?;
         Ok((origin, native.hold(tensor)?))
     };
     // SAFETY: the tensor is alive and unchanged, because the GIL is held. PyTorch keeps DLPack's promises, the origin
@@ -63,6 +64,11 @@ fn lend_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> 
         Ok(Origin { keep, release, ..origin })
     });
     let lent = lent.map_err(|error| without_counterpart(runtime, tensor, error))?;
+    let memory = call(&storage, intern!(tensor.py(), "data_ptr"), &[]).and_then(|address| address.is_truthy());
+    if lent.layout().numel() > 0 && !memory.map_err(|error| raised(tensor.py(), error))? {
+        // PyTorch adds the offset of a view to the null pointer of a storage that was freed.
+        return Err(without_memory(tensor));
+    }
     let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
     Ok(lent.with_pending(pending))
 }
@@ -99,7 +105,7 @@ pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<
 fn origin<'py>(
     runtime: &Runtime,
     tensor: &PyTensor<'py>,
-    deleter: Option<usize>,
+    native: Option<&Native>,
     storage: impl FnOnce() -> PyResult<PyTensor<'py>>,
     device: Device,
 ) -> Result<Origin> {
@@ -109,20 +115,24 @@ fn origin<'py>(
         return Ok(host);
     }
     let py = tensor.py();
-    runtime.start_cuda(py)?;
-    let Some(stream) = runtime.consumer.exchange.current_stream(device)? else {
-        return Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, ..host });
+    let settle = || {
+        runtime.start_cuda(py)?;
+        let Some(stream) = runtime.consumer.exchange.current_stream(device)? else {
+            return Ok((Stream::LEGACY, Reuse::Unknown));
+        };
+        let stream = if is_planted("torch_stream_mistaken") { Stream::LEGACY } else { stream };
+        let recorded = || -> PyResult<bool> {
+            let own = runtime.allocator.owns(py, native.map(|native| native.deleter(tensor)), storage)?;
+            if own {
+                runtime.allocator.record_stream(native, tensor, device, stream)?;
+            }
+            Ok(own)
+        };
+        let recorded = probe(py, recorded()).map_err(|error| raised(py, error))?;
+        Ok((stream, if recorded == Some(true) { Reuse::InStreamOrder } else { Reuse::Unknown }))
     };
-    let stream = if is_planted("torch_stream_mistaken") { Stream::LEGACY } else { stream };
-    let settled = || -> PyResult<bool> {
-        let own = runtime.allocator.owns(py, deleter, storage)?;
-        if own {
-            runtime.allocator.record_stream(runtime.native.as_ref(), tensor, device, stream)?;
-        }
-        Ok(own)
-    };
-    let settled = probe(py, settled()).map_err(|error| raised(py, error))?;
-    let reuse = if settled == Some(true) { Reuse::InStreamOrder } else { Reuse::Unknown };
+    let known = native.map(|native| (native.storage(tensor), native.memory(tensor)));
+    let (stream, reuse) = settled(device, known, settle)?;
     Ok(Origin { stream: Some(stream), reuse, ..host })
 }
 

@@ -28,13 +28,21 @@ mod borrow;
 #[cfg(feature = "python")]
 mod capsule;
 #[cfg(feature = "python")]
+mod counter;
+#[cfg(feature = "python")]
+mod describe;
+#[cfg(feature = "python")]
 mod exchange;
 #[cfg(feature = "python")]
 mod export;
 #[cfg(feature = "python")]
+mod hold;
+#[cfg(feature = "python")]
 mod import;
 #[cfg(any(feature = "python", feature = "tch"))]
 mod library;
+#[cfg(feature = "python")]
+mod mark;
 #[cfg(feature = "python")]
 mod native;
 #[cfg(feature = "python")]
@@ -45,6 +53,8 @@ mod record;
 mod refusal;
 #[cfg(feature = "python")]
 mod runtime;
+#[cfg(feature = "python")]
+mod settled;
 #[cfg(feature = "tch")]
 mod tch;
 

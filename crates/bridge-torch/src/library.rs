@@ -21,6 +21,12 @@ pub(crate) unsafe fn function<F: Copy>(library: &str, name: &str) -> Option<F> {
     unsafe { Library::open(Some(library), RTLD_NOW | RTLD_NOLOAD).ok()?.get::<F>(name.as_bytes()).ok().map(|f| *f) }
 }
 
+/// Returns whether the process has loaded a library.
+pub(crate) fn is_loaded(library: &str) -> bool {
+    // SAFETY: as in `function`.
+    unsafe { Library::open(Some(library), RTLD_NOW | RTLD_NOLOAD) }.is_ok()
+}
+
 /// The bytes at the start of a `TensorImpl` and of a `StorageImpl` that are searched; both are longer in all versions.
 pub(crate) const SEARCHED: usize = 64;
 pub(crate) const WORD: usize = size_of::<usize>();

@@ -4,22 +4,30 @@
 //! compared with Python's for a few tensors before any is used: no version number decides. Where one of them is missing
 //! or disagrees, the adapter asks Python.
 
+use crate::counter::Counters;
+use crate::describe::Describe;
 use crate::exchange::Borrow;
+use crate::hold::{StorageHold, shared};
 use crate::library::{AtTensor, Held, SEARCHED, function, memory_offsets, search, word};
+use crate::mark::{Marks, words};
 use bridge_core::dlpack::ffi::DLTensor;
 use bridge_core::{DType, Error, ErrorKind, Pending, Result};
-use bridge_pyo3::{Guarded, PyTensor, probe, watch_for_exit};
+use bridge_pyo3::{Mark, PyTensor, probe, watch_for_exit};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 /// Functions of tensors, and where they are found in the objects of Python and of C++.
 pub(crate) struct Native {
     borrow: Borrow,
     functions: Functions,
     offsets: Offsets,
+    describe: Option<Describe>,
+    marks: Option<Marks>,
+    counters: Option<Counters>,
 }
 
 #[derive(Clone, Copy)]
@@ -149,17 +157,26 @@ impl Native {
             let samples = Sample::some(torch)?;
             let [plain, .., leaf, foreign] = &samples;
             let Some(offsets) = plain.offsets()? else { return Ok(None) };
-            let native = Self { borrow, functions, offsets };
+            let mut native = Self { borrow, functions, offsets, describe: None, marks: None, counters: None };
+            // SAFETY: the implementation is alive with its tensor.
+            native.describe = Describe::find(unsafe { word(plain.implementation, 0) });
             let agrees = samples.iter().all(|sample| native.agrees(sample)) && leaf.offsets()? == Some(offsets);
             let [own, same, other] = [plain, leaf, foreign].map(|sample| native.deleter(&sample.tensor));
             Ok((agrees && own == same && own != other).then_some(native))
         };
-        Ok(probe(torch.py(), look())?.flatten())
+        let Some(mut native) = probe(torch.py(), look())?.flatten() else { return Ok(None) };
+        native.marks = probe(torch.py(), Marks::find(torch, native.offsets.storage))?.flatten();
+        native.counters = probe(torch.py(), Counters::find(torch, |object| native.tensor(object)))?.flatten();
+        Ok(Some(native))
     }
 
     fn agrees(&self, sample: &Sample<'_>) -> bool {
         let object = sample.tensor.as_ptr().expose_provenance();
         let is_byte = |byte| self.is_byte(&sample.tensor, byte);
+        let is_described = || match (self.describe(&sample.tensor), self.ask(&sample.tensor)) {
+            (Some(one), Ok(other)) => fields(&one) == fields(&other),
+            (described, _) => described.is_none(),
+        };
         // SAFETY: the object is a tensor, whose header ends after the offset, and its implementation is alive.
         unsafe {
             word(object, self.offsets.tensor) == sample.implementation
@@ -168,6 +185,7 @@ impl Native {
                 && self.requires_grad(&sample.tensor) == sample.requires_grad
                 && (self.functions.is_conj)(self.tensor(&sample.tensor)) == sample.is_conj
                 && (self.functions.is_neg)(self.tensor(&sample.tensor)) == sample.is_neg
+                && is_described()
                 && BYTES.map(is_byte) == BYTES.map(|byte| sample.byte == Some(byte))
         }
     }
@@ -214,16 +232,35 @@ impl Native {
         self.word_of_storage(object, self.offsets.memory)
     }
 
+    /// Returns the address of the tensor's storage; 0 for a tensor without one.
+    pub(crate) fn storage(&self, object: &PyTensor<'_>) -> usize {
+        // SAFETY: the object keeps its implementation; the offset is inside.
+        unsafe { word((*self.tensor(object)).expose_provenance(), self.offsets.storage) }
+    }
+
     fn word_of_storage(&self, object: &PyTensor<'_>, offset: usize) -> usize {
-        // SAFETY: the object keeps its implementation and that its storage; the offsets are inside both.
-        unsafe {
-            let storage = word((*self.tensor(object)).expose_provenance(), self.offsets.storage);
-            if storage == 0 { 0 } else { word(storage, offset) }
-        }
+        let storage = self.storage(object);
+        // SAFETY: the tensor keeps its storage, and the offset is inside.
+        if storage == 0 { 0 } else { unsafe { word(storage, offset) } }
     }
 
     /// Describes the tensor. Shape and strides are the tensor's own: they are valid while it is alive and unchanged.
     pub(crate) fn borrow(&self, object: &PyTensor<'_>) -> PyResult<DLTensor> {
+        let mut described = self.describe(object).map_or_else(|| self.ask(object), Ok)?;
+        // PyTorch adds the offset of a view to the null pointer of a storage that was freed.
+        if self.memory(object) == 0 {
+            described.data = ptr::null_mut();
+        }
+        Ok(described)
+    }
+
+    fn describe(&self, object: &PyTensor<'_>) -> Option<DLTensor> {
+        // SAFETY: the object keeps its tensor.
+        self.describe.as_ref().and_then(|describe| unsafe { describe.describe(self.tensor(object)) })
+    }
+
+    /// Asks the exchange table for the description, or for the exception that says why there is none.
+    fn ask(&self, object: &PyTensor<'_>) -> PyResult<DLTensor> {
         let mut tensor = MaybeUninit::<DLTensor>::uninit();
         // SAFETY: the object is a tensor of the type that the table came from, and the GIL is held.
         match unsafe { (self.borrow)(object.as_ptr().cast(), tensor.as_mut_ptr()) } {
@@ -233,32 +270,72 @@ impl Native {
         }
     }
 
+    /// Returns the words by which [`is_marked`](Self::is_marked) sees that a tensor has not changed; none where that is
+    /// not known.
+    pub(crate) fn mark(&self, object: &PyTensor<'_>) -> Mark {
+        // SAFETY: the object keeps its tensor.
+        let implementation = unsafe { (*self.tensor(object)).expose_provenance() };
+        let Some(marks) = self.marks else { return Mark::default() };
+        // SAFETY: the implementation is alive, and so is its storage; the GIL is held.
+        unsafe { [&[implementation], marks.of(implementation), self.owner(implementation)].concat().into() }
+    }
+
+    /// Returns what an implementation's storage says of its memory: its address, and how it is freed.
+    ///
+    /// # Safety
+    ///
+    /// That of [`words`]. The implementation has a storage.
+    unsafe fn owner<'a>(&self, implementation: usize) -> &'a [usize] {
+        // SAFETY: the caller's obligation.
+        unsafe { words(word(implementation, self.offsets.storage) + self.offsets.memory, 3) }
+    }
+
+    /// Returns whether a tensor is as it was at its mark, and does not require grad, which is no word of its own.
+    pub(crate) fn is_marked(&self, object: &PyTensor<'_>, mark: &Mark) -> bool {
+        let (Some(marks), [known, words @ ..]) = (self.marks, &**mark) else { return false };
+        // SAFETY: the object keeps its implementation and that its storage; the GIL is held.
+        unsafe {
+            let implementation = (*self.tensor(object)).expose_provenance();
+            let (own, memory) = words.split_at(marks.count());
+            implementation == *known
+                && marks.of(implementation) == own
+                && self.owner(implementation) == memory
+                && !self.requires_grad(object)
+        }
+    }
+
+    /// Increments the version counter of a tensor without Python. Returns `false` where that cannot be.
+    pub(crate) fn count(&self, object: &PyTensor<'_>) -> bool {
+        let tensor = self.tensor(object);
+        // SAFETY: the object keeps its tensor.
+        self.counters.as_ref().is_some_and(|counters| unsafe { counters.count(tensor) })
+    }
+
     /// Returns a hold on the tensor's storage. PyTorch's own object would not do: operations such as `set_` replace
     /// the memory of a tensor.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Framework`] for a tensor without a storage.
-    pub(crate) fn hold(&self, object: &PyTensor<'_>) -> Result<StorageHold> {
-        let mut held = ptr::null_mut();
-        // SAFETY: the object keeps the tensor. No dimensions are read, and the result is writable and ours. The
-        // function catches what C++ throws.
-        let code =
-            unsafe { (self.functions.reinterpret)(self.tensor(object), 0, ptr::null(), ptr::null(), 0, &mut held) };
-        match NonNull::new(held).filter(|_| code == 0) {
-            Some(tensor) => {
-                watch_for_exit(object.py());
-                Ok(StorageHold { _tensor: Guarded::new(Held { tensor, delete: self.functions.delete }) })
-            }
-            None => {
-                Err(Error::new(ErrorKind::Framework, "torch holds no storage of the tensor: pass a .clone() of it"))
-            }
-        }
+    pub(crate) fn hold(&self, object: &PyTensor<'_>) -> Result<Arc<StorageHold>> {
+        shared(self.storage(object), || {
+            let mut held = ptr::null_mut();
+            // SAFETY: the object keeps the tensor. No dimensions are read, and the result is writable and ours. The
+            // function catches what C++ throws.
+            let code =
+                unsafe { (self.functions.reinterpret)(self.tensor(object), 0, ptr::null(), ptr::null(), 0, &mut held) };
+            let Some(tensor) = NonNull::new(held).filter(|_| code == 0) else {
+                let text = "torch holds no storage of the tensor: pass a .clone() of it";
+                return Err(Error::new(ErrorKind::Framework, text));
+            };
+            watch_for_exit(object.py());
+            Ok(StorageHold::new(Held { tensor, delete: self.functions.delete }))
+        })
     }
 }
 
-/// Keeps a storage. It may be dropped on any thread: the drop takes the GIL, because the last one frees memory whose
-/// owner may be an object of Python.
-pub(crate) struct StorageHold {
-    _tensor: Guarded<Held>,
+/// Returns all that a description says.
+fn fields(described: &DLTensor) -> impl PartialEq + use<> {
+    let DLTensor { data, device, ndim, dtype, shape, strides, byte_offset } = *described;
+    (data, device, ndim, dtype, shape, strides, byte_offset)
 }

@@ -3,7 +3,7 @@
 use crate::runtime::Runtime;
 use crate::{borrow, export, import, raised};
 use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, Profile, Result};
-use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
+use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use std::sync::Arc;
@@ -61,16 +61,25 @@ impl<'py> Adapter for Torch<'py> {
     }
 
     fn overwritten(&self, tensor: &PyTensor<'py>) -> Result<()> {
-        export::overwritten(tensor)
+        self.overwritten_all(&[tensor]).map_err(|failed| failed.error)
     }
 
     fn overwritten_all(&self, tensors: &[&PyTensor<'py>]) -> Result<(), Failed> {
-        let each = |(index, tensor)| export::overwritten(tensor).map_err(|error| Failed { index, error });
-        let together = PyList::new(self.py, tensors).map_err(|error| raised(self.py, error));
-        match together.and_then(|list| export::overwritten(&list)) {
+        let is_counted = |tensor: &PyTensor<'py>| {
+            let native = self.runtime.native.as_ref().filter(|_| self.runtime.is_tensor(tensor));
+            native.is_some_and(|native| native.count(tensor))
+        };
+        let rest: Vec<usize> = (0..tensors.len()).filter(|index| !is_counted(tensors[*index])).collect();
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let each =
+            |index: &usize| export::overwritten(tensors[*index]).map_err(|error| Failed { index: *index, error });
+        let together = PyList::new(self.py, rest.iter().map(|index| tensors[*index]));
+        match together.map_err(|error| raised(self.py, error)).and_then(|list| export::overwritten(&list)) {
             Ok(()) => Ok(()),
             // Once more, to find the one that it is about.
-            Err(_) => tensors.iter().copied().enumerate().try_for_each(each),
+            Err(_) => rest.iter().try_for_each(each),
         }
     }
 
@@ -92,8 +101,12 @@ impl<'py> PyAdapter<'py> for Torch<'py> {
         export::locate(self.runtime, tensor)
     }
 
-    fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent) -> bool {
-        borrow::is_still(self.runtime, tensor, lent)
+    fn mark(&self, tensor: &PyTensor<'py>, lent: &Lent) -> Mark {
+        borrow::mark(self.runtime, tensor, lent)
+    }
+
+    fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent, mark: &Mark) -> bool {
+        borrow::is_still(self.runtime, tensor, lent, mark)
     }
 
     fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {

@@ -112,7 +112,7 @@ impl Runtime {
     }
 
     /// Returns whether the type is `Tensor` or `Parameter` itself.
-    fn is_plain(&self, object: &PyTensor<'_>) -> bool {
+    pub(crate) fn is_plain(&self, object: &PyTensor<'_>) -> bool {
         let kind = object.get_type_ptr().cast();
         kind == self.tensor.as_ptr() || kind == self.parameter.as_ptr()
     }
