@@ -2,7 +2,7 @@
 
 use crate::library::Held;
 use bridge_core::Result;
-use bridge_pyo3::Guarded;
+use bridge_pyo3::{Guarded, batch};
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
@@ -18,10 +18,16 @@ impl StorageHold {
     }
 }
 
+/// A hold of one export, or one that the exports of a batch share.
+pub(crate) enum Hold {
+    Own(#[expect(dead_code, reason = "it is dropped")] StorageHold),
+    Shared(#[expect(dead_code, reason = "it is dropped")] Arc<StorageHold>),
+}
+
 /// Holds that a thread remembers: many tensors of a list are often views of a source's storage and of a target's.
 const REMEMBERED: usize = 4;
 
-/// The last holds of a thread, by the address of their storage, and the next that is replaced.
+/// The last shared holds of a thread, by the address of their storage, and the next that is replaced.
 struct Recent {
     holds: [(usize, Weak<StorageHold>); REMEMBERED],
     next: usize,
@@ -32,20 +38,23 @@ thread_local! {
         const { RefCell::new(Recent { holds: [const { (0, Weak::new()) }; REMEMBERED], next: 0 }) };
 }
 
-/// Returns a hold on the storage at an address: one that another export has, or a new one. As long as a hold lives, so
-/// does its storage, and no other one has its address.
-pub(crate) fn shared(storage: usize, new: impl FnOnce() -> Result<StorageHold>) -> Result<Arc<StorageHold>> {
+/// Returns a hold on the storage at an address: in a batch one that another export has, or else a new one. As long as a
+/// hold lives, so does its storage, and no other one has its address.
+pub(crate) fn hold(storage: usize, new: impl FnOnce() -> Result<StorageHold>) -> Result<Hold> {
+    if batch().is_none() {
+        return new().map(Hold::Own);
+    }
     let find = |recent: &Recent| {
         let mut same = recent.holds.iter().filter(|(held, _)| *held == storage);
         same.find_map(|(_, hold)| hold.upgrade())
     };
     if let Some(hold) = RECENT.with_borrow(find) {
-        return Ok(hold);
+        return Ok(Hold::Shared(hold));
     }
     let hold = Arc::new(new()?);
     RECENT.with_borrow_mut(|recent| {
         recent.holds[recent.next] = (storage, Arc::downgrade(&hold));
         recent.next = (recent.next + 1) % REMEMBERED;
     });
-    Ok(hold)
+    Ok(Hold::Shared(hold))
 }

@@ -22,6 +22,7 @@ pub(crate) unsafe fn function<F: Copy>(library: &str, name: &str) -> Option<F> {
 }
 
 /// Returns whether the process has loaded a library.
+#[cfg(feature = "python")]
 pub(crate) fn is_loaded(library: &str) -> bool {
     // SAFETY: as in `function`.
     unsafe { Library::open(Some(library), RTLD_NOW | RTLD_NOLOAD) }.is_ok()

@@ -7,7 +7,7 @@
 use crate::counter::Counters;
 use crate::describe::Describe;
 use crate::exchange::Borrow;
-use crate::hold::{StorageHold, shared};
+use crate::hold::{Hold, StorageHold, hold};
 use crate::library::{AtTensor, Held, SEARCHED, function, memory_offsets, search, word};
 use crate::mark::{Marks, words};
 use bridge_core::dlpack::ffi::DLTensor;
@@ -18,7 +18,6 @@ use pyo3::types::{IntoPyDict, PyDict};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
 
 /// Functions of tensors, and where they are found in the objects of Python and of C++.
 pub(crate) struct Native {
@@ -275,7 +274,7 @@ impl Native {
     pub(crate) fn mark(&self, object: &PyTensor<'_>) -> Mark {
         // SAFETY: the object keeps its tensor.
         let implementation = unsafe { (*self.tensor(object)).expose_provenance() };
-        let Some(marks) = self.marks else { return Mark::default() };
+        let Some(marks) = self.marks.filter(|_| self.storage(object) != 0) else { return Mark::default() };
         // SAFETY: the implementation is alive, and so is its storage; the GIL is held.
         unsafe { [&[implementation], marks.of(implementation), self.owner(implementation)].concat().into() }
     }
@@ -317,8 +316,8 @@ impl Native {
     /// # Errors
     ///
     /// [`ErrorKind::Framework`] for a tensor without a storage.
-    pub(crate) fn hold(&self, object: &PyTensor<'_>) -> Result<Arc<StorageHold>> {
-        shared(self.storage(object), || {
+    pub(crate) fn hold(&self, object: &PyTensor<'_>) -> Result<Hold> {
+        hold(self.storage(object), || {
             let mut held = ptr::null_mut();
             // SAFETY: the object keeps the tensor. No dimensions are read, and the result is writable and ours. The
             // function catches what C++ throws.
