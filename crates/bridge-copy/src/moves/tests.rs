@@ -533,9 +533,9 @@ fn a_buffer_is_of_the_device_that_it_is_taken_for() {
     let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     let mut used = |device| {
         let mut staging = pool.take(&sim, device).unwrap();
-        let target = vec![0u8; 4];
-        // SAFETY: the vector is that long, and the test ends after the copy.
-        unsafe { staging.empty(target.as_ptr().expose_provenance(), 4, STREAM) }.unwrap();
+        let mut target = [0u8; 4];
+        // SAFETY: the array is that long, and alive until the stream has run.
+        unsafe { staging.empty(target.as_mut_ptr().expose_provenance(), 4, STREAM) }.unwrap();
         sim.finish();
     };
     [GPU, OTHER, GPU].into_iter().for_each(&mut used);
@@ -545,10 +545,10 @@ fn a_buffer_is_of_the_device_that_it_is_taken_for() {
 #[test]
 fn a_buffer_whose_wait_fails_is_not_used_again() {
     let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
-    let mut target = vec![0u8; 4];
+    let mut target = [0u8; 4];
     let mut staging = pool.take(&sim, GPU).unwrap();
     let lost = staging.start();
-    // SAFETY: the vector is that long, and the stream runs before the test ends.
+    // SAFETY: the array is that long, and alive until the stream has run.
     unsafe { staging.empty(target.as_mut_ptr().expose_provenance(), 4, STREAM) }.unwrap();
     sim.state().left = Some(0);
     assert!(staging.wait().is_err());
