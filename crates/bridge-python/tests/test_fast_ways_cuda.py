@@ -114,6 +114,27 @@ def test_arrays_of_cupy_are_the_same_by_their_attributes(shape: tuple[int, ...],
     assert slow.shape == fast.shape == shape and slow.tolist() == fast.tolist()
 
 
+class Array(cupy.ndarray):  # type: ignore[misc]
+    """An array of a class of the user's."""
+
+    def __dlpack__(self, **_: Any) -> object:
+        raise AssertionError("it is read as that of a framework that is not known")
+
+
+def test_arrays_of_a_class_that_extends_cupys_are_cupys() -> None:
+    assert tb.to_torch(cupy.arange(4.0).view(Array)).tolist() == [0, 1, 2, 3]
+
+
+def test_a_copier_notices_that_an_array_of_cupy_was_reshaped() -> None:
+    source, target = cupy.arange(12.0).reshape(3, 4), cupy.zeros((3, 4))
+    update = tb.copier([source], out=[target])
+    update()
+    assert bool((source == target).all())
+    source.shape = (4, 3)
+    with pytest.raises(tb.BridgeError, match=r"tree\[0\]"):
+        update()
+
+
 # --- PyTorch
 
 
