@@ -240,9 +240,46 @@ mod tests {
     }
 
     #[test]
+    fn a_cast_is_between_elements_of_its_dtypes() {
+        let (half, single) = (layout(DType::FLOAT16, &[(2, 1)]), layout(DType::FLOAT32, &[(2, 1)]));
+        let cast = Some(Cast::new(DType::FLOAT16, DType::FLOAT32).unwrap());
+        let (source, mut copy) = ([0x3c00u16, 0xc000], [0f32; 2]);
+        let (data, out) = (source.as_ptr().expose_provenance(), copy.as_mut_ptr().expose_provenance());
+        let side = |data, layout| Strided { device: Device::CPU, data, layout };
+        let piece = Piece { from: side(data, &half), to: side(out, &single), flips: 0, cast };
+        // SAFETY: both arrays live, and hold what the layouts reach; no other code uses them.
+        unsafe { Copier.copy_all(&[piece], None) }.unwrap();
+        assert_eq!(copy, [1.0, -2.0]);
+        for (from, to) in [(&half, &half), (&single, &single), (&single, &half)] {
+            let misfit = Piece { from: side(1 << 12, from), to: side(1 << 13, to), flips: 0, cast };
+            // SAFETY: not met, which is what the check is to find before anything is accessed.
+            let failed = unsafe { Copier.copy_all(&[piece, misfit], None) }.unwrap_err();
+            assert_eq!((failed.index, failed.error.kind()), (1, ErrorKind::Layout));
+            assert!(failed.error.to_string().contains("cast"), "{}", failed.error);
+        }
+    }
+
+    #[test]
+    fn one_address_is_one_memory_on_one_device_and_on_the_host() {
+        let line = layout(DType::INT32, &[(4, 1)]);
+        let [host, pinned, cuda, other] =
+            [Device::CPU, Device { kind: DeviceKind::CUDA_HOST, index: 0 }, Device::cuda(0), Device::cuda(1)];
+        for (from, to) in [(host, pinned), (pinned, host), (cuda, cuda)] {
+            let (kind, text) = refusal((from, 64, &line), (to, 64, &line));
+            assert!(kind == ErrorKind::Layout && text.contains("share memory"), "{from} to {to}: {text}");
+        }
+        for (from, to) in [(cuda, host), (host, cuda), (cuda, other)] {
+            for distance in [-8, 0, 8] {
+                let (kind, text) = refusal((from, 64, &line), (to, 64usize.wrapping_add_signed(distance), &line));
+                assert!(kind == ErrorKind::Device, "{from} to {to}, {distance}: {text}");
+            }
+        }
+    }
+
+    #[test]
     fn memory_of_a_device_is_not_copied_without_a_stream() {
         let line = layout(DType::INT32, &[(4, 1)]);
-        let cuda = Device { kind: DeviceKind::CUDA, index: 0 };
+        let cuda = Device::cuda(0);
         for (from, to) in [(cuda, Device::CPU), (Device::CPU, cuda), (cuda, cuda)] {
             let (kind, text) = refusal((from, 64, &line), (to, 1 << 12, &line));
             assert_eq!(kind, ErrorKind::Device);

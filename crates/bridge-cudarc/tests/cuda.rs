@@ -110,6 +110,8 @@ fn views_of_foreign_memory_never_free_it() {
     let made =
         unsafe { DeviceArray::from_view(&slice.slice(1..), (&[3], None, 0), &producer, Arc::clone(&slice)).unwrap() };
     assert_eq!(made.access(), Access::ReadOnly);
+    let overwritten = |array| Cudarc::new(producer.clone()).unwrap().overwritten(array);
+    assert_eq!(overwritten(&made).unwrap_err().kind(), ErrorKind::ReadOnly);
     for _ in 0..3 {
         let (mut seen, _) = across(&made, &producer, &consumer).unwrap();
         assert_eq!(numbers(&seen), [2.0, 3.0, 4.0]);
@@ -151,9 +153,54 @@ fn fresh_memory_is_that_of_the_stream() {
     let cudarc = Cudarc::new(context.new_stream().unwrap()).unwrap();
     let fresh = cudarc.empty(Device::cuda(0), DType::BFLOAT16, &[3, 5], Order::ColumnMajor).unwrap();
     assert!(fresh.layout().follows(Order::ColumnMajor) && fresh.data().is_multiple_of(64));
+    assert_eq!((fresh.dtype(), fresh.layout().shape()), (DType::BFLOAT16, &[3, 5][..]));
+    assert!(format!("{fresh:?}").contains("bfloat16"));
+    cudarc.overwritten(&fresh).unwrap();
+    let too_large = cudarc.empty(Device::cuda(0), DType::UINT8, &[1 << 44], Order::RowMajor).map(drop).unwrap_err();
+    assert_eq!(too_large.kind(), ErrorKind::OutOfMemory);
     for nowhere in [Device::CPU, Device::cuda(1)] {
         let refused = cudarc.empty(nowhere, DType::FLOAT32, &[1], Order::RowMajor).map(drop).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
+    }
+}
+
+#[test]
+fn the_consumer_knows_its_own_stream_and_device() {
+    let Some((context, _guard)) = context() else { return };
+    let [own, other] = [(); 2].map(|()| Cudarc::new(context.new_stream().unwrap()).unwrap());
+    let device = Device::cuda(0);
+    let [own_stream, others] = [&own, &other].map(|cudarc| cudarc.consumer().current_stream(device).unwrap().unwrap());
+    assert!(own.consumer().keep(device, own_stream).is_some() && own.consumer().keep(device, others).is_none());
+    assert_eq!(own.consumer().current_stream(Device::cuda(1)).unwrap_err().kind(), ErrorKind::Device);
+}
+
+#[test]
+fn a_stream_is_recorded_for_views_alone() {
+    let Some((context, _guard)) = context() else { return };
+    let [producer, consumer, other] = [(); 3].map(|()| context.new_stream().unwrap());
+    let made = DeviceArray::from_slice(producer.clone_htod(&[1.0f32; 8]).unwrap(), &[8], None, 0).unwrap();
+    let cudarc = Cudarc::new(consumer.clone()).unwrap();
+    assert_eq!(cudarc.record_stream(&made, &other), 0);
+    let (seen, _) = across(&made, &producer, &consumer).unwrap();
+    assert_eq!(cudarc.record_stream(&seen, &other), 1);
+}
+
+/// The end of a guard makes the array's stream wait for the streams in which its views were used.
+#[test]
+fn a_write_is_after_the_readers_in_other_streams() {
+    let Some((context, _guard)) = context() else { return };
+    let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    for round in 0..10 {
+        let slice = stream.clone_htod(&vec![7.0f32; 1 << 20]).unwrap();
+        let mut array = DeviceArray::from_slice(slice, &[1 << 20], None, 0).unwrap();
+        let (mut copy, mut busy) = (other.alloc_zeros::<f32>(1 << 20).unwrap(), other.alloc_zeros::<f32>(1).unwrap());
+        late(&other, &mut busy, 1.0);
+        let reading = array.read::<f32>().unwrap();
+        other.memcpy_dtod(&reading.view(), &mut copy).unwrap();
+        drop(reading);
+        stream.memcpy_htod(&vec![9.0f32; 1 << 20], &mut array.write::<f32>().unwrap().view()).unwrap();
+        let elements = other.clone_dtoh(&copy).unwrap();
+        assert!(elements.iter().all(|element| *element == 7.0), "overwritten in round {round}");
     }
 }
 

@@ -294,6 +294,16 @@ def test_an_unchecked_copier_notices_it_of_each_tensor(replaced: int) -> None:
         update()
 
 
+def test_an_unchecked_copier_notices_it_beside_memory_that_stays() -> None:
+    source, target = torch.ones(3), np.zeros(3, np.float32)
+    update = tb.copier([source], out=[target], check=False)
+    update()
+    source.data = torch.full((3,), 7.0)
+    with pytest.raises(tb.BridgeError, match=r"tree\[0\]: .* another address"):
+        update()
+    assert target.tolist() == [1, 1, 1]
+
+
 def test_an_unchecked_copier_copies_views_as_they_were() -> None:
     source, target = torch.arange(12.0), torch.zeros(12)
     src, out = list(source.split(3)), list(target.split(3))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import memory
 import truebridge as tb
 
 # JAX would take most of the memory, which the other tests need.
@@ -99,6 +100,36 @@ def test_pytorch_reads_after_jax_has_computed(operand: Any) -> None:
     for i in range(ROUNDS):
         array = jnp.full((N,), float(i), device=GPU) + long(operand)[0, 0] * 0
         assert (tb.to_torch(array, copy=False) == i).all()
+
+
+def test_a_conversion_from_jax_does_not_wait_for_it(operand: Any) -> None:
+    tb.to_torch(operand)
+    result = long(operand)
+    view = tb.to_torch(result)
+    assert not result.is_ready(), "the host has waited"
+    assert view.data_ptr() == result.unsafe_buffer_pointer()
+
+
+def test_an_array_of_jax_is_on_the_device_of_its_memory() -> None:
+    for device, platform in [("cpu", "cpu"), ("cuda", "gpu")] * 2:
+        tensor = torch.arange(64.0, device=device)
+        array = tb.to_jax(tensor)
+        assert array.unsafe_buffer_pointer() == tensor.data_ptr()
+        assert [found.platform for found in array.devices()] == [platform]
+
+
+def test_memory_of_jax_is_reused_after_the_work_of_others() -> None:
+    """How JAX's allocator reuses memory is not known, so the package keeps it until the device is done with it."""
+    array = jnp.arange(64.0, device=GPU)
+    tb.to_torch(array)
+    torch.cuda.synchronize()
+    assert memory.settled()["retired"] == 0
+    view = tb.to_torch(array)
+    torch.cuda._sleep(LONG)
+    del view
+    assert tb.stats()["retired"] == 1
+    torch.cuda.synchronize()
+    assert memory.settled()["retired"] == 0
 
 
 def test_memory_of_jax_is_kept_until_a_side_stream_has_read_it() -> None:

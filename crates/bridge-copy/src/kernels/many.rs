@@ -190,7 +190,7 @@ impl Drop for Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bridge_core::DType;
+    use bridge_core::{DType, ErrorKind};
 
     #[test]
     fn copies_and_casts_are_a_table_each_where_there_are_enough() {
@@ -222,5 +222,21 @@ mod tests {
         assert_eq!(made(&pieces, usize::MAX).1.len(), 24, "each by itself");
         assert_eq!(made(&pieces[..2], 0), (vec![(Kernel::Cast, 0, 2)], vec![]), "no empty table");
         assert_eq!(made(&[], 0), (vec![], vec![]));
+    }
+
+    #[test]
+    fn bits_are_flipped_in_aligned_elements_only_and_casts_flip_their_own() {
+        let layout = |dtype| Layout::new(dtype, &[4], None, 0).unwrap();
+        let (line, half) = (layout(DType::FLOAT32), layout(DType::FLOAT16));
+        let cast = Some(Cast::new(DType::FLOAT32, DType::FLOAT16).unwrap());
+        let piece = |beyond: usize, flips, cast: Option<Cast>| {
+            let side = |data, layout| Strided { device: Device::cuda(0), data, layout };
+            let to = if cast.is_some() { &half } else { &line };
+            Piece { from: side(0x1000 + beyond, &line), to: side(0x2000, to), flips, cast }
+        };
+        let fine = [piece(0, 1 << 31, None), piece(1, 0, None), piece(0, 1 << 31, cast), piece(1, 1 << 31, cast)];
+        assert!(refuse_askew(&fine).is_ok());
+        let failed = refuse_askew(&[fine[0], fine[1], piece(1, 1 << 31, None)]).unwrap_err();
+        assert_eq!((failed.index, failed.error.kind()), (2, ErrorKind::CopyNeeded));
     }
 }

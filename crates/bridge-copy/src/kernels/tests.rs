@@ -3,8 +3,9 @@
 use super::choose::{Launch, MOST_UNITS, Parameters, choose};
 use super::parameters::{Dim, Flat, Group, Tile};
 use super::table::{KERNELS, Kernel};
+use super::{halfway, planned};
 use crate::plan::Walk;
-use bridge_core::{DType, Layout};
+use bridge_core::{DType, Device, Error, ErrorKind, Layout, Strided};
 use proptest::prelude::*;
 
 /// Offsets of index `n` of dimensions, the fastest first.
@@ -388,4 +389,28 @@ fn signs_are_flipped_in_aligned_elements_only() {
     let Parameters::Flat(flat) = &flips((4, 0)).unwrap()[0].parameters else { panic!("rows") };
     assert_eq!(flat.sides.flips, 0x80000000_80000000_80000000_80000000);
     assert_eq!(flips((1, 0)), None);
+}
+
+#[test]
+fn a_plan_is_of_the_distance_beyond_a_multiple_of_16_on_each_side() {
+    let line = layout(DType::INT32, &[64], None);
+    let every_second = layout(DType::INT32, &[64], Some(&[2]));
+    for (from, to) in [(&line, &every_second), (&every_second, &line), (&line, &line)] {
+        for beyond in [(0, 0), (4, 4), (8, 0), (0, 12), (1, 2)] {
+            let side = |data, layout| Strided { device: Device::cuda(0), data, layout };
+            let chosen = choose(Walk::new(from, to).unwrap(), beyond, 0).unwrap();
+            for base in [16, 1 << 12, (1 << 12) + 16, 0x7f12_3456_7890] {
+                let planned = planned(&side(base + beyond.0, from), &side(base + beyond.1, to), 0).unwrap();
+                assert_eq!(*planned, *chosen, "{beyond:?} beyond {base}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_after_a_launch_says_that_the_target_is_undefined() {
+    let error = || Error::new(ErrorKind::Driver, "planned failure");
+    assert_eq!(halfway(0, error()).to_string(), error().to_string());
+    let later = halfway(1, error());
+    assert!(later.kind() == ErrorKind::Driver && later.to_string().contains("undefined"), "{later}");
 }

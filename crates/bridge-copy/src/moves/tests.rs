@@ -522,6 +522,43 @@ fn a_move_that_stops_half_way_says_so() {
 }
 
 #[test]
+fn an_error_says_once_that_a_move_has_stopped() {
+    let once = undefined(Error::new(ErrorKind::Driver, "planned failure"));
+    assert_eq!(once.to_string().matches("has stopped").count(), 1);
+    assert_eq!(undefined(once).to_string().matches("has stopped").count(), 1);
+}
+
+#[test]
+fn a_buffer_is_of_the_device_that_it_is_taken_for() {
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
+    let mut used = |device| {
+        let mut staging = pool.take(&sim, device).unwrap();
+        let mut target = [0u8; 4];
+        // SAFETY: the array is that long, and alive until the stream has run.
+        unsafe { staging.empty(target.as_mut_ptr().expose_provenance(), 4, STREAM) }.unwrap();
+        sim.finish();
+    };
+    [GPU, OTHER, GPU].into_iter().for_each(&mut used);
+    assert_eq!(sim.state().copies.iter().map(|copy| copy.1).collect::<Vec<_>>(), [GPU, OTHER, GPU]);
+}
+
+#[test]
+fn a_buffer_whose_wait_fails_is_not_used_again() {
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
+    let mut target = [0u8; 4];
+    let mut staging = pool.take(&sim, GPU).unwrap();
+    let lost = staging.start();
+    // SAFETY: the array is that long, and alive until the stream has run.
+    unsafe { staging.empty(target.as_mut_ptr().expose_provenance(), 4, STREAM) }.unwrap();
+    sim.state().left = Some(0);
+    assert!(staging.wait().is_err());
+    drop(staging);
+    sim.state().left = None;
+    assert_ne!(pool.take(&sim, GPU).unwrap().start(), lost, "the copy may still read it");
+    sim.finish();
+}
+
+#[test]
 fn a_dense_layout_fills_its_bytes_in_any_order_of_the_dimensions() {
     let dense =
         |shape: &[i64], strides: &[i64]| is_dense(&Layout::new(DType::FLOAT32, shape, Some(strides), 0).unwrap());
