@@ -32,7 +32,7 @@ MOVES = "2026-11-22-h200-copies/bench_moves"
 COPIES = "2026-11-22-h200-copies/bench_copies"
 PROCESSES = "2026-11-22-h200-processes/bench_processes"
 JAX = "2026-11-24-h100-jax/bench"
-PIECES = "2026-11-26-h100-pieces/bench_pieces"
+PIECES = "2026-11-26-h200-pieces/bench_pieces"
 KEEPER = "2026-11-25-h100-keeper/bench_keeper"
 SESSIONS = "2026-11-21-h200-tensorflow1/bench_sessions"
 #: The runs that count what the frameworks' own way gets wrong, the largest first.
