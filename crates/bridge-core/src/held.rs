@@ -7,6 +7,7 @@ use crate::moved::Way;
 use crate::{
     Access, Consumer, Device, ErrorKind, Failed, Lease, Lent, Misfit, Ordering, Pair, Planned, Result, Stream,
 };
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -124,7 +125,15 @@ impl Held {
         });
         let viewed =
             sides.map(|(owner, lent)| Viewed { owner, device: lent.device(), address: lent.buffer().address() });
-        let viewed = viewed.filter(Viewed::used).collect();
+        // Pieces of one view note one use. They keep the view, so those that begin later need not be told of it.
+        let mut known: HashMap<_, Vec<Owner>> = HashMap::new();
+        let mut is_new = |Viewed { owner, device, address }: &Viewed| {
+            let owners = known.entry((*device, owner.consumer.views().around(*device, *address))).or_default();
+            let is_new = !owners.iter().any(|known| known.is(owner));
+            owners.extend(is_new.then(|| owner.clone()));
+            is_new
+        };
+        let viewed = viewed.filter(|viewed| viewed.used() && is_new(viewed)).collect();
         let mut groups = Vec::new();
         let (places, ways) = grouped(&jobs, repeats);
         for (device, stream, copies) in places {

@@ -68,7 +68,7 @@ impl Protected {
     fn contains(&self, address: usize) -> bool {
         let mut found = false;
         if self.count.load(Relaxed) > 0 {
-            self.lock().containing((), address, |_| found = true);
+            self.lock().containing((), address, |_, _| found = true);
         }
         found
     }

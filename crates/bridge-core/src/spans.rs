@@ -75,17 +75,20 @@ impl<P: Copy + Ord, T> Spans<P, T> {
         removed
     }
 
-    /// Calls `visit` with the value of every range that contains the address.
-    pub fn containing(&mut self, place: P, address: usize, mut visit: impl FnMut(&mut T)) {
+    /// Calls `visit` with every range that contains the address, and its value. The order depends on the ranges alone that
+    /// are there.
+    pub fn containing(&mut self, place: P, address: usize, mut visit: impl FnMut(Range<usize>, &mut T)) {
         let covers = |(at, start, end): &Key<P>| *at == place && (*start..*end).contains(&address);
-        self.few.iter_mut().filter(|(key, _)| covers(key)).for_each(|(_, value)| visit(value));
+        let few = self.few.iter_mut().filter(|(key, _)| covers(key));
+        few.for_each(|((_, start, end), value)| visit(*start..*end, value));
         let mut occupied = self.occupied;
         while occupied != 0 {
             let class = occupied.trailing_zeros() as usize;
             occupied &= occupied - 1;
             let near = Self::near(place, address, class);
             let nearby = self.classes[class].range_mut(near);
-            nearby.filter(|((_, _, end), _)| *end > address).for_each(|(_, value)| visit(value));
+            let nearby = nearby.filter(|((_, _, end), _)| *end > address);
+            nearby.for_each(|((_, start, end), value)| visit(*start..*end, value));
         }
     }
 
@@ -108,7 +111,10 @@ mod tests {
 
     fn counted(spans: &mut Spans<u8, usize>, place: u8, address: usize) -> usize {
         let mut count = 0;
-        spans.containing(place, address, |views| count += *views);
+        spans.containing(place, address, |bytes, views| {
+            assert!(bytes.contains(&address));
+            count += *views;
+        });
         count
     }
 

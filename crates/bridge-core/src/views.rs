@@ -2,6 +2,7 @@
 
 use crate::sync::{AtomicUsize, Mutex, MutexGuard};
 use crate::{Device, Spans, Stream};
+use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
@@ -59,7 +60,7 @@ impl Views {
             return 0;
         }
         let (mut views, mut known) = (0, true);
-        self.lock().containing(device, address, |entry| {
+        self.lock().containing(device, address, |_, entry| {
             views += entry.views;
             known &= entry.recorded.iter().any(|recorded| recorded.stream == stream && recorded.keep.is_some());
         });
@@ -69,12 +70,20 @@ impl Views {
         }
         // Not under the lock: `keep` may enter the interpreter.
         let used = Used { stream, keep: keep() };
-        self.lock().containing(device, address, |entry| {
+        self.lock().containing(device, address, |_, entry| {
             if !entry.recorded.iter().any(|recorded| recorded.covers(&used)) {
                 entry.recorded.push(used.clone());
             }
         });
         views
+    }
+
+    /// Returns the bytes of every view that contains the address. Where two addresses have the same, a use of one is a use
+    /// of the other.
+    pub(crate) fn around(&self, device: Device, address: usize) -> SmallVec<[Range<usize>; 1]> {
+        let mut around = SmallVec::new();
+        self.lock().containing(device, address, |bytes, _| around.push(bytes));
+        around
     }
 
     /// Changes the number of views. The caller holds the lock, so no other thread writes the number.
@@ -148,6 +157,27 @@ mod tests {
         assert_eq!((views.used(GPU, 0x1044, A, || None), views.len()), (0, 1));
         assert_eq!(recorded(views.leave(Device::cuda(1), &whole)), []);
         assert!(views.is_empty());
+    }
+
+    #[test]
+    fn addresses_in_the_same_views_are_told_from_others() {
+        let views = Views::default();
+        // More than a list has, so that some are in classes.
+        let ranges = [0x1000..0x1100, 0x1040..0x1050, 0x1000..0x1080, 0x1010..0x1020, 0x1015..0x1016, 0x1070..0x1090];
+        ranges.iter().for_each(|bytes| views.enter(GPU, bytes));
+        for one in 0x0ff0..0x1110 {
+            let inside =
+                |address| ranges.iter().filter(move |bytes| bytes.contains(&address)).cloned().collect::<Vec<_>>();
+            let mut around = views.around(GPU, one).to_vec();
+            around.sort_by_key(|bytes| (bytes.start, bytes.end));
+            let mut expected = inside(one);
+            expected.sort_by_key(|bytes| (bytes.start, bytes.end));
+            assert_eq!(around, expected);
+            for other in [one + 1, 0x1017, 0x1050] {
+                assert_eq!(views.around(GPU, one) == views.around(GPU, other), inside(one) == inside(other));
+            }
+            assert!(views.around(Device::cuda(1), one).is_empty());
+        }
     }
 
     #[test]

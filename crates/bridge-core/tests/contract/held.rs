@@ -132,6 +132,31 @@ fn the_owner_of_a_view_waits_for_what_is_copied_into_it() {
     assert!(taken(&log).contains(&Ordered(OTHER, OWNER)));
 }
 
+/// Also where views lie over each other.
+#[test]
+fn the_owner_of_each_view_waits() {
+    let log = Log::default();
+    let recorder = Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() };
+    let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+    let ((from, to), items) = (steady(), items(4, &Log::default()));
+    let view = |target: usize| {
+        let Item::Own(target) = &items[target].1 else { unreachable!() };
+        let owned = Item::Own(Paper { stream: Some(OWNER), log: log.clone(), ..target.clone() });
+        transfer(&from, &to, &owned, &ordering, &Options::default()).unwrap().0
+    };
+    // Two views are of the second target, and none is of the third.
+    let views = [0, 1, 1, 3].map(view);
+    let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+    *to.side.current.lock().unwrap() = Some(OTHER);
+    copied(&prepared);
+    *to.side.current.lock().unwrap() = Some(READER);
+    taken(&log);
+    for view in views {
+        drop(view);
+        assert!(taken(&log).contains(&Ordered(OTHER, OWNER)));
+    }
+}
+
 /// A tensor that never changes keeps the stream of its export, whatever its framework does later.
 #[test]
 fn each_owner_of_a_source_is_waited_for() {
