@@ -151,3 +151,14 @@ def test_nothing_is_kept(api: Api) -> None:
     for _ in range(10):
         said(api, tensor)
     assert sys.getrefcount(tensor) == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_stream_is_the_current_one_of_the_tensors_framework(api: Api) -> None:
+    cupy = pytest.importorskip("cupy")
+    tensor, array = torch.ones(2, device="cuda"), cupy.ones(2)
+    legacy, of_torch, of_cupy = 1, torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+    assert [said(api, each)[-1] for each in (tensor, array)] == [legacy, legacy]
+    with torch.cuda.stream(of_torch), of_cupy:
+        assert [said(api, each)[-1] for each in (tensor, array)] == [of_torch.cuda_stream, of_cupy.ptr]
+    assert said(api, array)[:5] == (array.data.ptr, (2,), (1,), (2, 64), (2, 0))

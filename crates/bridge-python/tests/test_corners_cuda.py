@@ -11,6 +11,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memory
@@ -200,6 +201,13 @@ def test_cuda_without_a_number_is_the_current_device() -> None:
         torch.cuda.current_stream().synchronize()
         assert tb.to_cupy(tensor, device="cuda").device.id == 1
         assert tb.to_cupy(tensor, device=torch.device("cuda")).device.id == 1
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
+    count = torch.cuda.device_count()
+    text = rf"there is no cuda:{count}: .* {count} CUDA device\(s\), cuda:0 to cuda:{count - 1}(?!\d)"
+    with pytest.raises(tb.BridgeValueError, match=text):
+        tb.convert(np.ones(3), "torch", device=f"cuda:{count}")
 
 
 def test_devices_of_every_framework_are_understood() -> None:

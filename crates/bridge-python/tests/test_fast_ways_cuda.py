@@ -206,6 +206,8 @@ def test_memory_of_cupys_pools_is_reused_in_the_order_of_its_own_stream() -> Non
                 assert [waiting(default, side), waiting(side, default)] == [1, 1]
     with cupy.cuda.using_allocator(cupy.cuda.memory.malloc_managed):
         assert waiting(default, default) == 1, "no pool"
+    view = tb.to_cupy(torch.zeros(1 << 12, device="cuda"))
+    assert kept(default, lambda: tb.to_torch(view)) == 0, "the view returns its memory in order"
 
 
 def test_memory_of_pytorchs_allocator_is_reused_in_the_order_of_any_stream() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -108,6 +110,30 @@ def test_a_conversion_from_jax_does_not_wait_for_it(operand: Any) -> None:
     view = tb.to_torch(result)
     assert not result.is_ready(), "the host has waited"
     assert view.data_ptr() == result.unsafe_buffer_pointer()
+
+
+def test_a_conversion_to_jax_does_not_wait_for_pytorch() -> None:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        tb.to_jax(torch.zeros(N, device="cuda"))
+        tensor = late(side, 3.0)
+        array = tb.to_jax(tensor)
+        assert not side.query(), "the host has waited"
+    assert (np.asarray(array) == 3).all()
+
+
+def test_a_stream_is_recorded_for_a_view_of_jax() -> None:
+    tb.record_stream(tb.to_jax(torch.arange(8.0, device="cuda")), torch.cuda.Stream())
+    with pytest.raises(tb.BridgeValueError, match="its own framework"):
+        tb.record_stream(jnp.arange(8.0, device=GPU), torch.cuda.Stream())
+
+
+@pytest.mark.parametrize(("platforms", "found"), [("cpu", False), ("cuda,cpu", True), ("", True)])
+def test_jax_has_the_devices_that_its_platforms_allow(platforms: str, found: bool) -> None:
+    code = "import truebridge as tb; print('cuda' in tb.profile('jax')['devices'])"
+    environment = dict(os.environ, JAX_PLATFORMS=platforms)
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert ran.stdout.split() == [str(found)], ran.stderr
 
 
 def test_an_array_of_jax_is_on_the_device_of_its_memory() -> None:

@@ -61,6 +61,23 @@ def test_memory_is_kept_until_a_dropped_view_was_read(is_named: bool) -> None:
         assert (copy == i).all()
 
 
+def test_memory_is_kept_until_a_view_was_read_that_outlives_the_block() -> None:
+    reader = torch.cuda.Stream()
+    for i in range(ROUNDS):
+        x = full(i)
+        with tb.lend(x) as loan:
+            view = torch.from_dlpack(loan)
+        del x, loan
+        torch.cuda.synchronize()
+        with torch.cuda.stream(reader):
+            torch.cuda._sleep(LONG)
+            copy = view.clone()
+        del view
+        overwrite()
+        torch.cuda.synchronize()
+        assert (copy == i).all()
+
+
 @pytest.mark.parametrize("is_named", [True, False])
 def test_the_framework_waits_at_the_end_of_the_block_for_what_a_library_writes(is_named: bool) -> None:
     writer = torch.cuda.Stream()
