@@ -360,6 +360,21 @@ mod tests {
         assert_eq!(devices.driver().take_calls().last(), Some(&crate::fake::Call::Pop), "the context is as before");
     }
 
+    /// A span that ends with the last part asks for none after it, and each part must leave by a descriptor.
+    #[test]
+    fn virtual_memory_leaves_if_each_of_its_parts_can() {
+        let devices = devices();
+        map(&devices, false, FILE_DESCRIPTOR, 0x4000..0x6000);
+        map(&devices, false, 0, 0x6000..0x7000);
+        map(&devices, false, FILE_DESCRIPTOR, 0x7000..0x8000);
+        map(&devices, false, FILE_DESCRIPTOR, 0x6800..0x9000);
+        let range_of = |bytes: Range<usize>| devices.outlet(GPU, &bytes).unwrap().map(|outlet| outlet.range);
+        assert_eq!(range_of(0x4000..0x6000), Some(0x4000..0x6000));
+        assert_eq!(range_of(0x5000..0x6001), None, "the second part has no descriptor");
+        assert_eq!(range_of(0x7000..0x8000), Some(0x7000..0x8000));
+        assert_eq!(range_of(0x7000..0x8001), None, "the second part begins before the end of the first");
+    }
+
     #[test]
     fn what_is_opened_is_closed() {
         let devices = devices();

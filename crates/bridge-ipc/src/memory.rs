@@ -259,6 +259,19 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_all_may_write_is_mapped_once_and_forgotten_with_its_last_user() {
+        let file = made(Writing::Shared);
+        let [one, other] = [(); 2].map(|()| open(&file, 3, Writing::Shared).unwrap());
+        assert!(Arc::ptr_eq(&one, &other));
+        let identity = identity(&file, 3).unwrap();
+        let is_known = || SHARED.lock().contains_key(&identity);
+        drop(one);
+        assert!(is_known());
+        drop(other);
+        assert!(!is_known());
+    }
+
+    #[test]
     fn sealed_memory_is_never_mapped_for_shared_writes() {
         for writing in [Writing::Private, Writing::Never] {
             let file = made(writing);
@@ -312,6 +325,16 @@ mod tests {
     #[test]
     fn no_memory_is_an_error() {
         assert_eq!(create(1 << 52).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    }
+
+    #[test]
+    fn errors_of_the_system_have_their_kinds() {
+        let kind = |errno| failed("it failed")(errno).kind();
+        for errno in [Errno::NOMEM, Errno::NOSPC, Errno::DQUOT, Errno::MFILE, Errno::NFILE] {
+            assert_eq!(kind(errno), ErrorKind::OutOfMemory, "{errno}");
+        }
+        assert_eq!([Errno::ACCESS, Errno::PERM].map(kind), [ErrorKind::Denied; 2]);
+        assert_eq!(kind(Errno::IO), ErrorKind::Framework);
     }
 
     /// As a process has it that was forked while the memory was written.

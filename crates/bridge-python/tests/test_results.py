@@ -206,6 +206,24 @@ def test_an_output_of_a_function_is_not_what_was_fed(how: str) -> None:
     assert np.array_equal(result, before)
 
 
+def test_an_output_that_tensorflow_has_no_snapshot_of_is_not_what_was_fed() -> None:
+    """It computes nothing in this dtype, so that the memory comes to the end of the graph as it was fed."""
+    x = aligned(np.arange(16, dtype=np.uint8))
+    given = x.view(tf.dtypes.experimental.float8_e5m2.as_numpy_dtype)
+
+    def output(handle: Any) -> Any:
+        with tf.device("CPU:0"):
+            return graph.external_output(graph.external_input("float8_e5m2", [16], handle))
+
+    fed = graph.feed(given, copy=False)
+    results = [graph.take(tf.function(output)(fed), "numpy")]
+    with tf.Graph().as_default(), v1.Session(config=HOST) as session:
+        handle = graph.placeholder()
+        results.append(graph.take(session.run(output(handle), {handle: fed}), "numpy"))
+    x += 1
+    assert all(result.view(np.uint8).tolist() == list(range(16)) for result in results)
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_random_graphs_return_what_a_session_of_tensorflow_returns(seed: int) -> None:
     assert random_graphs.case(seed) > 0

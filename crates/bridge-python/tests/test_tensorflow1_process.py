@@ -195,6 +195,34 @@ works()
     )
 
 
+def test_another_one_that_the_process_has_loaded_is_named(tmp_path: Path) -> None:
+    """As half of a package, it is none that can be used. A folder that the environment names does not replace it."""
+    library(tmp_path / "libtensorflow_framework.so.1", "int of_another_program;")
+    succeeds(
+        f"""
+import ctypes
+ctypes.CDLL({str(tmp_path / "libtensorflow_framework.so.1")!r})
+words = {str(tmp_path)!r}, "has not loaded python/_pywrap_tensorflow_internal.so", "supported is TensorFlow 1.15"
+refused(lambda: tb.tensorflow1.open(), "version", *words)
+os.environ["TRUEBRIDGE_TENSORFLOW1"] = FOLDER
+refused(lambda: tb.tensorflow1.open(), "version", *words)
+refused(lambda: tb.tensorflow1.open(FOLDER), "argument", "already", {str(tmp_path)!r})
+"""
+    )
+
+
+def test_an_object_that_is_no_tensor_opens_nothing() -> None:
+    succeeds(
+        """
+os.environ["TRUEBRIDGE_TENSORFLOW1"] = FOLDER
+refused(lambda: tb.to_numpy(object()), "not_a_tensor")
+assert "libtensorflow_framework.so.1" not in open("/proc/self/maps").read()
+works()
+assert "libtensorflow_framework.so.1" in open("/proc/self/maps").read()
+"""
+    )
+
+
 # --- beside others
 
 

@@ -145,6 +145,9 @@ fn check(runtime: &'static Runtime) {
         }
     }
     released(&plain, 3);
+    feed(&plain, &graph, 4).put_back();
+    assert_eq!(External::untaken(), before.0, "what was fed cannot be taken");
+    released(&plain, 4);
 
     let fed = feed(&plain, &graph, 4);
     refused(session.run(&[]), "the input x:0 is not fed");
@@ -182,7 +185,7 @@ fn check(runtime: &'static Runtime) {
     assert_eq!(take(&plain, &graph, &y).numbers().1, [1.0, 3.0, 5.0, 7.0]);
     assert_eq!((External::untaken(), External::reclaimed()), before, "everything was taken");
     drop(fed);
-    released(&plain, 4);
+    released(&plain, 5);
 }
 
 /// One test: a process has one TensorFlow of each series.

@@ -205,3 +205,28 @@ fn what_cannot_be_published_is_refused() {
         assert_eq!(refused.unwrap_err().kind(), kind);
     }
 }
+
+/// A thread of the parent holds the lock, which nothing unlocks in the fork.
+#[test]
+fn a_forked_process_publishes_nothing() {
+    let (_folder, _names, _ends, publication) = published(2).unwrap();
+    let draft = publication.draft(Duration::ZERO).unwrap();
+    let held = publication.desk.lock();
+    // SAFETY: the child takes no lock of another thread, and ends.
+    let fork = unsafe { libc::fork() };
+    if fork == 0 {
+        // SAFETY: it ends a child that waits.
+        unsafe { libc::alarm(20) };
+        let is_refused = publication.draft(Duration::ZERO).is_err_and(|error| error.kind() == ErrorKind::Gone);
+        drop(draft);
+        // SAFETY: it ends the child at once.
+        unsafe { libc::_exit(i32::from(!is_refused)) };
+    }
+    let mut status = 0;
+    // SAFETY: the pointer is to the status.
+    assert_eq!(unsafe { libc::waitpid(fork, &mut status, 0) }, fork);
+    assert_eq!(status, 0);
+    drop(held);
+    drop(draft);
+    assert_eq!(publication.desk.lock().free.len(), 2);
+}

@@ -1,14 +1,19 @@
 //! What no public function shows: the cast of `tch`'s handle, tensors that `tch` cannot make, and the deleter.
 
 use super::Tch;
-use super::import::none_of;
+use super::import::{none_of, wrap};
 use super::libtorch::{adopt, handle};
 use super::memory::Offsets;
 use super::runtime::Runtime;
 use crate::library::library_of;
+use crate::record::RecordStream;
 use ::tch::{Kind, Tensor};
-use bridge_core::{Adapter, DType, DeviceKind, ErrorKind, Strides};
+use bridge_core::{
+    Access, Adapter, Allocation, Consumer, DType, DeviceKind, ErrorKind, HostOnly, Layout, Lent, Memory, Offer,
+    Options, Ordering, Profile, Result, Strides, transfer,
+};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 /// Returns the adapter.
 fn tch_of_process() -> bridge_core::Result<Tch> {
@@ -44,6 +49,8 @@ fn the_profile_has_the_dtypes_of_tch() {
         (profile.name.as_str(), profile.strides, profile.devices[0]),
         ("tch", Strides::NonNegative, DeviceKind::CPU)
     );
+    // A libtorch for the host alone has no allocator of blocks that streams use.
+    assert_eq!(profile.private_functions, RecordStream::find().is_some());
     for dtype in [DType::BOOL, DType::UINT8, DType::INT64, DType::FLOAT16, DType::BFLOAT16, DType::COMPLEX32] {
         assert!(profile.dtypes.contains(&dtype), "{dtype}");
     }
@@ -79,4 +86,78 @@ fn a_meta_tensor_is_refused() {
     let refused = tch.export(&meta).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NotATensor);
     assert_eq!(refused.to_string(), "a meta tensor has no memory: make a real one first");
+}
+
+/// Lends bytes as elements of a dtype, and imports as the adapter does, but accepts that dtype.
+struct Lends {
+    tch: Tch,
+    profile: Profile,
+    dtype: DType,
+    length: i64,
+    memory: Arc<[u8; 16]>,
+}
+
+impl Lends {
+    fn new(dtype: DType, length: i64) -> Self {
+        let tch = tch_of_process().unwrap();
+        let profile = tch.profile().clone().with_dtypes(vec![dtype]);
+        Self { tch, profile, dtype, length, memory: Arc::default() }
+    }
+
+    fn imported(&self) -> Result<Tensor> {
+        let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+        transfer(self, self, &Tensor::new(), &ordering, &Options::in_place()).map(|(tensor, _)| tensor)
+    }
+}
+
+impl Adapter for Lends {
+    type Tensor = Tensor;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.tch.consumer()
+    }
+
+    fn export(&self, _: &Tensor) -> Result<Lent> {
+        let (data, layout) =
+            (self.memory.as_ptr().expose_provenance(), Layout::new(self.dtype, &[self.length], None, 0)?);
+        let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadWrite);
+        // SAFETY: the owner keeps the bytes, which no code uses.
+        let memory = unsafe { Memory::new(allocation, self.memory.clone()) };
+        Lent::at(data, self.dtype, layout, memory)
+    }
+
+    fn import(&self, offer: Offer) -> Result<Tensor> {
+        wrap(self.tch.runtime, offer.accept(self)?)
+    }
+
+    fn compact(&self, tensor: &Tensor) -> Result<Tensor> {
+        self.tch.compact(tensor)
+    }
+}
+
+/// As of a call of libtorch that fails, without the word whether it has called the deleter.
+#[test]
+fn memory_that_libtorch_does_not_take_is_returned() {
+    let lends = Lends::new(DType::FLOAT8_E3M4, 4);
+    assert_eq!(lends.imported().unwrap_err().kind(), ErrorKind::Dtype);
+    assert_eq!(Arc::strong_count(&lends.memory), 1);
+}
+
+/// Its storage is libtorch's own, which grows.
+#[test]
+fn a_tensor_without_elements_is_not_at_the_address_of_another_framework() {
+    let lends = Lends::new(DType::FLOAT32, 0);
+    let mut tensor = lends.imported().unwrap();
+    assert_eq!((tensor.size(), Arc::strong_count(&lends.memory)), (vec![0], 1));
+    assert_eq!(tensor.f_resize_([2]).unwrap().f_fill_(5.0).unwrap().size(), [2]);
+}
+
+#[test]
+fn all_views_of_a_process_are_in_one_list() {
+    let [one, other] = [(); 2].map(|()| tch_of_process().unwrap().consumer());
+    assert!(ptr::eq(one.views(), other.views()));
 }

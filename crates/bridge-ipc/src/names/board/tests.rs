@@ -207,6 +207,26 @@ fn a_list_of_all_names_is_always_an_answer() {
     assert_eq!(board.total, (0, 0));
 }
 
+#[test]
+fn as_many_tickets_stand_as_the_limit_says() {
+    let mut board = Board::new(Limits { shares: 2, ..Limits::default() }, None);
+    let peer = board.join(None);
+    let put = |board: &mut Board, name: &str| {
+        let request = Request::Put { name: name.into(), ticket: ticket(1), keep: 1, version: None };
+        matches!(asked(board, peer, request), Answer::Stored { .. })
+    };
+    assert!(put(&mut board, "one") && put(&mut board, "other"));
+    assert!(put(&mut board, "one"), "one takes the place of another");
+    assert!(!put(&mut board, "third"));
+    asked(&mut board, peer, Request::Remove { name: "other".into() });
+    assert!(put(&mut board, "third"));
+    assert!(board.keeps(peer));
+    for name in ["one", "third"] {
+        asked(&mut board, peer, Request::Remove { name: name.into() });
+    }
+    assert_eq!((board.total, board.keeps(peer)), ((0, 0), false));
+}
+
 /// Keeps without memory: adoption ends when the test says so.
 #[derive(Debug, Default, Clone)]
 struct Fake(Arc<Mutex<Inside>>);
@@ -441,4 +461,23 @@ fn a_version_of_the_future_is_taken_over_and_newer_ones_are_higher() {
     let endless = Request::Put { name: "weights".into(), ticket: ticket(3), keep: 1, version: Some(1 << 62) };
     board.answer(peer, 3, endless, &mut out).unwrap();
     assert_eq!(read(&out[0]), Answer::Refused { why: Why::Protocol });
+}
+
+/// A process writes its tickets itself, as short as it likes, and the versions that it hands over.
+#[test]
+fn a_name_takes_no_more_of_a_list_than_is_counted() {
+    for name in ["n", &"\"".repeat(128)] {
+        let fake = Fake::default();
+        let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
+        let peer = board.join(None);
+        let nbytes = |board: &Board| frame(1, &board.list()).len();
+        let empty = nbytes(&board);
+        let mut out = Vec::new();
+        let put = Request::Put { name: name.into(), ticket: ticket(1), keep: 1, version: Some(NO_VERSION - 1) };
+        board.answer(peer, 1, put, &mut out).unwrap();
+        fake.finish(0, true);
+        board.turn(&mut out);
+        let taken = nbytes(&board) - empty;
+        assert!((1..=board.total.1).contains(&taken), "{taken} bytes of {}", board.total.1);
+    }
 }
