@@ -34,7 +34,7 @@ use pyo3::prelude::*;
 /// ------
 /// BridgeError
 ///     Before anything is written, if the two share memory, if ``src`` requires grad, if ``out`` is read-only, requires
-///     grad, has two elements at one address, is a field of NumPy's records whose strides are not a whole number of
+///     grad, may have two elements at one address, is a field of NumPy's records whose strides are not a whole number of
 ///     elements, or is a tensor of TensorFlow, and if shapes or dtypes do not fit together. Of containers, also if they
 ///     differ in structure, or if a target shares memory with another target or another source. The message names the
 ///     path to the tensor.

@@ -233,6 +233,29 @@ def test_fields_of_records_are_copied() -> None:
         tb.copier([whole["a"]], out=[target[0]])
 
 
+@pytest.mark.parametrize("kind", ["tensor", "subclass"])
+def test_a_view_beyond_its_storage_is_refused(kind: str) -> None:
+    class Sub(torch.Tensor):
+        pass
+
+    whole = torch.ones(1000)
+    view = (whole.as_subclass(Sub) if kind == "subclass" else whole)[500:]
+    whole.untyped_storage().resize_(400)
+    out = torch.zeros(500)
+    calls = [
+        lambda: tb.copy(out, out=view),
+        lambda: tb.copy([view], out=[out]),
+        lambda: tb.copier(view, out=out),
+        lambda: tb.to_numpy(view),
+        lambda: tb.plan(view, "numpy"),
+    ]
+    for call in calls:
+        with pytest.raises(tb.BridgeError, match="outside the producer's allocation") as refused:
+            call()
+        assert refused.value.kind == "layout"
+    assert tb.to_numpy(whole[:100]).tolist() == [1.0] * 100
+
+
 @pytest.mark.parametrize("start", [0, 2])
 def test_a_storage_that_was_freed_is_told_from_a_tensor_without_one(start: int) -> None:
     freed, target = torch.ones(5)[start : start + 3], np.zeros(3, np.float32)

@@ -21,6 +21,8 @@ pub(crate) struct Describe {
     dtype: Read<i32>,
     device_type: Read<i32>,
     device_index: Read<i32>,
+    /// Bytes of the storage.
+    storage_size: Read<i64>,
     /// The codes of the host and of CUDA devices.
     cpu: i32,
     cuda: Option<i32>,
@@ -56,6 +58,7 @@ impl Describe {
                 dtype: function(CPU, "aoti_torch_get_dtype")?,
                 device_type: function(CPU, "aoti_torch_get_device_type")?,
                 device_index: function(CPU, "aoti_torch_get_device_index")?,
+                storage_size: function(CPU, "aoti_torch_get_storage_size")?,
                 cpu: code("aoti_torch_device_type_cpu")?,
                 // PyTorch calls the devices of ROCm by the same name, and DLPack does not.
                 cuda: code("aoti_torch_device_type_cuda").filter(|_| is_loaded("libtorch_cuda.so")),
@@ -72,6 +75,16 @@ impl Describe {
     pub(crate) unsafe fn is_plain(&self, tensor: AtTensor) -> bool {
         // SAFETY: the caller's obligation.
         unsafe { word((*tensor).expose_provenance(), 0) == self.plain }
+    }
+
+    /// Returns the bytes of a tensor's storage; `None` for a tensor without one.
+    ///
+    /// # Safety
+    ///
+    /// That of [`is_plain`](Self::is_plain).
+    pub(crate) unsafe fn storage_size(&self, tensor: AtTensor) -> Option<usize> {
+        // SAFETY: the caller's obligation.
+        unsafe { read(self.storage_size, tensor) }?.try_into().ok()
     }
 
     /// Describes a tensor as the exchange table does. Shape and strides are the tensor's own. `None` for what the table

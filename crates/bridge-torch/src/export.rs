@@ -15,6 +15,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::IntoPyDict;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
@@ -64,11 +65,12 @@ fn lend_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> 
         Ok(Origin { keep, release, ..origin })
     });
     let lent = lent.map_err(|error| without_counterpart(runtime, tensor, error))?;
-    let memory = call(&storage, intern!(tensor.py(), "data_ptr"), &[]).and_then(|address| address.is_truthy());
-    if lent.layout().numel() > 0 && !memory.map_err(|error| raised(tensor.py(), error))? {
+    let memory = range(&storage).map_err(|error| raised(tensor.py(), error))?;
+    if lent.layout().numel() > 0 && memory.start == 0 {
         // PyTorch adds the offset of a view to the null pointer of a storage that was freed.
         return Err(without_memory(tensor));
     }
+    lent.layout().hull(lent.data(), Some(&memory))?;
     let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
     Ok(lent.with_pending(pending))
 }
@@ -95,13 +97,19 @@ pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<
 
 /// Returns what a capsule of the tensor does not say: its stream, and when its memory is reused.
 ///
+/// Returns the addresses of a storage.
+fn range(storage: &PyTensor<'_>) -> PyResult<Range<usize>> {
+    let number = |name| call(storage, name, &[])?.extract::<usize>();
+    let start = number(intern!(storage.py(), "data_ptr"))?;
+    Ok(start..start.saturating_add(number(intern!(storage.py(), "nbytes"))?))
+}
+
 /// The storage is kept alive besides the tensor, because operations such as `module.half()` or `t.data = …` replace the
 /// tensor's storage. On a CUDA device, `record_stream` makes the caching allocator reuse the memory after the current
 /// stream, whatever stream it was allocated on. That works for the allocator's own memory only. The reuse of other
 /// memory is unknown, views of this adapter included: another framework may have views of the same memory.
 ///
-/// The storage's range is not read: its two methods cost a tenth of a microsecond, and PyTorch checks a view
-/// against its storage when it makes the view.
+/// A view may reach beyond its storage: PyTorch checks it when it is made, and `storage.resize_()` may follow.
 fn origin<'py>(
     runtime: &Runtime,
     tensor: &PyTensor<'py>,
@@ -110,7 +118,8 @@ fn origin<'py>(
     device: Device,
 ) -> Result<Origin> {
     let reuse = Reuse::InStreamOrder;
-    let host = Origin { device: None, stream: None, reuse, allocation: None, keep: None, release: None };
+    let allocation = native.and_then(|native| native.range(tensor));
+    let host = Origin { device: None, stream: None, reuse, allocation, keep: None, release: None };
     if device.kind != DeviceKind::CUDA {
         return Ok(host);
     }

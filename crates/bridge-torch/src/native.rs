@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 /// Functions of tensors, and where they are found in the objects of Python and of C++.
@@ -241,6 +242,15 @@ impl Native {
         let storage = self.storage(object);
         // SAFETY: the tensor keeps its storage, and the offset is inside.
         if storage == 0 { 0 } else { unsafe { word(storage, offset) } }
+    }
+
+    /// Returns the addresses of the tensor's storage, where they are known: `storage.resize_()` leaves views that reach
+    /// beyond it.
+    pub(crate) fn range(&self, object: &PyTensor<'_>) -> Option<Range<usize>> {
+        let start = self.memory(object);
+        // SAFETY: the object keeps its tensor.
+        let size = self.describe.as_ref().and_then(|describe| unsafe { describe.storage_size(self.tensor(object)) });
+        Some(start..start.checked_add(size?)?)
     }
 
     /// Describes the tensor. Shape and strides are the tensor's own: they are valid while it is alive and unchanged.
