@@ -206,7 +206,7 @@ impl Layout {
         })?;
         match allocation {
             Some(memory) if start < memory.start || end > memory.end => Err(malformed(format!(
-                "a view with {self} at address {data:#x} reaches outside the producer's allocation: check its strides, and whether the memory was made smaller"
+                "a view with {self} at address {data:#x} reaches outside the producer's allocation, which may have become smaller: check its strides"
             ))),
             _ => Ok(start..end),
         }
