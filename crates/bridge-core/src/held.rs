@@ -125,7 +125,8 @@ impl Held {
         });
         let viewed =
             sides.map(|(owner, lent)| Viewed { owner, device: lent.device(), address: lent.buffer().address() });
-        // Pieces of one view note one use. They keep the view, so those that begin later need not be told of it.
+        // One use is noted for all pieces of the same views. The copies keep those views, whose owners wait: a view of the
+        // same memory that begins later need not be told.
         let mut known: HashMap<_, Vec<Owner>> = HashMap::new();
         let mut is_new = |Viewed { owner, device, address }: &Viewed| {
             let owners = known.entry((*device, owner.consumer.views().around(*device, *address))).or_default();

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import truebridge
 from benches import lists, pieces
+
+torch: Any = pytest.importorskip("torch")
 
 FEW = ["--device", "cpu", "--count", "50", "--nbytes", "300", "--width", "16", "--rounds", "1"]
 

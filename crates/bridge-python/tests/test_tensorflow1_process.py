@@ -196,7 +196,7 @@ works()
 
 
 def test_another_one_that_the_process_has_loaded_is_named(tmp_path: Path) -> None:
-    """As half of a package, it is none that can be used. A folder that the environment names does not replace it."""
+    """Half of a package cannot be used. A folder that the environment names does not replace it."""
     library(tmp_path / "libtensorflow_framework.so.1", "int of_another_program;")
     succeeds(
         f"""
@@ -211,7 +211,7 @@ refused(lambda: tb.tensorflow1.open(FOLDER), "argument", "already", {str(tmp_pat
     )
 
 
-def test_an_object_that_is_no_tensor_opens_nothing() -> None:
+def test_an_object_of_any_other_type_opens_nothing() -> None:
     succeeds(
         """
 os.environ["TRUEBRIDGE_TENSORFLOW1"] = FOLDER

@@ -299,7 +299,8 @@ impl Native {
         unsafe { words(word(implementation, self.offsets.storage) + self.offsets.memory, 3) }
     }
 
-    /// Returns whether a tensor is as it was at its mark, and does not require grad, which is no word of its own.
+    /// Returns whether a tensor is as it was at its mark, and does not require grad. PyTorch is asked for the latter: the
+    /// words of a mark do not say it.
     pub(crate) fn is_marked(&self, object: &PyTensor<'_>, mark: &Mark) -> bool {
         let (Some(marks), [known, words @ ..]) = (self.marks, &**mark) else { return false };
         // SAFETY: the object keeps its implementation and that its storage; the GIL is held.
