@@ -157,3 +157,21 @@ gc.collect()
 assert kept() is None, "nothing returned the memory"
 """)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(("size", "kind"), [(400, "layout"), (0, "not_a_tensor")])
+def test_a_view_beyond_its_storage_is_refused_without_the_fast_way(size: int, kind: str, beside_torch: Warm) -> None:
+    ran = beside_torch.run(f"""
+import torch
+{HIDE["exchange of PyTorch"]}
+import truebridge as tb
+
+whole = torch.ones(1000)
+view = whole[500:]
+whole.untyped_storage().resize_({size})
+try:
+    print(tb.to_numpy(view).shape)
+except tb.BridgeError as error:
+    print(error.kind)
+""")
+    assert (ran.stdout.strip(), ran.returncode) == (kind, 0), ran.stderr
