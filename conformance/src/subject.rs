@@ -91,6 +91,10 @@ pub struct Capabilities {
     /// Whether [`Subject::captured`] captures graphs.
     #[serde(default)]
     pub graphs: bool,
+    /// Whether others wait for the work in the legacy default stream alone, and it for theirs: users of another stream
+    /// order it after the legacy default stream themselves before they write to what was exported.
+    #[serde(default)]
+    pub legacy_stream: bool,
     /// Whether [`Subject::on_stream`] takes streams of other frameworks too.
     #[serde(default = "yes")]
     pub foreign_streams: bool,
@@ -118,6 +122,7 @@ impl Default for Capabilities {
             threads: false,
             devices: false,
             graphs: false,
+            legacy_stream: false,
             foreign_streams: true,
         }
     }

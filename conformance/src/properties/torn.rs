@@ -139,7 +139,8 @@ struct Scene<'a, F, T> {
 impl<'a, F, T> Scene<'a, F, T> {
     fn new(pair: &'a Pair<'a, F, T>, case: &'a Case) -> Result<Self, Failure> {
         let (streams, from, to) = (pair.streams(), pair.from.capabilities(), pair.to.capabilities());
-        let (writer, reader) = (streams.from(case.streams.write), streams.to(case.streams.read));
+        let written = if from.legacy_stream { 0 } else { case.streams.write };
+        let (writer, reader) = (streams.from(written), streams.to(case.streams.read));
         // A tensor that is filled by another one leaves its parts behind.
         let parts = from.parts && from.writes && to.parts;
         let (pieces, sources, targets) = Default::default();

@@ -195,6 +195,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         threads: flag("threads")?,
         devices: flag("devices")?,
         graphs: flag("graphs")?,
+        legacy_stream: flag("legacy_stream")?,
         foreign_streams: true,
     })
 }

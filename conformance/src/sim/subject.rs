@@ -89,6 +89,7 @@ impl Subject for SimFramework {
             threads: true,
             devices: self.writes(),
             graphs: self.writes(),
+            legacy_stream: false,
             foreign_streams: true,
         }
     }

@@ -36,6 +36,7 @@ class Capabilities:
     threads: bool = True
     devices: bool = False
     graphs: bool = False
+    legacy_stream: bool = False
 
 
 class Spec(NamedTuple):

@@ -14,7 +14,8 @@ from truebridge_conformance.subjects.peers import Peer
 class CudaCore(Peer):
     """Buffers of cuda.core: bytes of a CUDA device, which are int8 to others.
 
-    Their ``__dlpack__`` takes no notice of ``stream``: users let the legacy default stream wait for their work.
+    Their ``__dlpack__`` takes no notice of ``stream``: users let the legacy default stream wait for their work, and
+    their stream for it before they write again.
     """
 
     known: ClassVar[dict[int, Any]] = {}
@@ -31,7 +32,7 @@ class CudaCore(Peer):
 
     def capabilities(self) -> Capabilities:
         # A thread that uses the library makes a device the current one first, which the suite's threads do not.
-        return dataclasses.replace(super().capabilities(), threads=False)
+        return dataclasses.replace(super().capabilities(), threads=False, legacy_stream=True)
 
     def makes(self, dtype: str) -> bool:
         return dtype == "int8"

@@ -13,7 +13,8 @@ from truebridge_conformance.subjects.peers import Peer
 class TVMFFI(Peer):
     """Tensors of tvm-ffi over memory of NumPy or CuPy: from Python it allocates none.
 
-    Its ``__dlpack__`` takes no notice of ``stream``: users let the legacy default stream wait for their work.
+    Its ``__dlpack__`` takes no notice of ``stream``: users let the legacy default stream wait for their work, and
+    their stream for it before they write again.
     """
 
     known: ClassVar[dict[int, Any]] = {}
@@ -26,7 +27,7 @@ class TVMFFI(Peer):
 
     def capabilities(self) -> Capabilities:
         # CuPy's own capsules say other strides where they are negative (14.2).
-        return Capabilities(self.dtypes, negative_strides=self.on_host, copies=False)
+        return Capabilities(self.dtypes, negative_strides=self.on_host, copies=False, legacy_stream=True)
 
     def makes(self, dtype: str) -> bool:
         try:
