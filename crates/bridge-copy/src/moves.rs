@@ -7,6 +7,7 @@
 //! Many small pieces move together, one after another in blocks: the threads of the host copy each piece into staging
 //! or out of it, and the device copies all pieces of a block in one launch.
 
+mod across;
 mod cut;
 mod memory;
 mod packed;
@@ -18,6 +19,7 @@ mod tests;
 mod tick;
 
 use crate::{host, kernels};
+use across::Relay;
 use bridge_core::{
     Access, Allocation, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed, Keep, Layout, Memory, Piece,
     Result, Reuse, Stream, Strided,
@@ -194,8 +196,12 @@ impl Moves<'_> {
             // SAFETY: the caller's promises.
             return unsafe { (self.on_host)(pieces, usize::MAX) };
         }
-        let cut = if is_down { &self.cuts.down } else { &self.cuts.up };
-        let loads = loads(pieces, (cut.shortest, self.cuts.block), self.on_host)?;
+        let (small, block) = match (is_up, is_down) {
+            (_, true) => (self.cuts.down.shortest, self.cuts.block),
+            (true, _) => (self.cuts.up.shortest, self.cuts.block),
+            _ => self.cuts.across,
+        };
+        let loads = loads(pieces, (small, block), self.on_host)?;
         if loads.is_empty() {
             return Ok(());
         }
@@ -207,35 +213,39 @@ impl Moves<'_> {
         }
         // The threads of a move share the stream.
         let stream = stream.on_any_thread();
+        let mut relay = match is_up || is_down {
+            true => None,
+            false => Some(Relay::new(self, (from.device, to.device), stream, &loads).map_err(first)?),
+        };
         let mut moved = 0;
-        for load in &loads {
+        let done = loads.iter().enumerate().try_for_each(|(number, load)| {
             // SAFETY: the caller's promises.
-            let load = || unsafe {
-                match load {
-                    Load::Packed(packed) => self.packed(packed, stream).map(|()| packed.nbytes()),
-                    Load::Alone(wired) => {
-                        let done = match (is_up, is_down) {
-                            (true, _) => self.up(wired, stream),
-                            (_, true) => self.down(wired, stream),
-                            _ => self.across(wired, stream),
-                        };
-                        let index = wired.index;
-                        done.map(|()| wired.wire.nbytes()).map_err(|error| Failed { index, error })
+            let one = || unsafe {
+                match (&mut relay, load) {
+                    (Some(relay), load) => relay.carry(load, loads.get(number + 1)),
+                    (None, Load::Packed(packed)) => self.packed(packed, stream),
+                    (None, Load::Alone(wired)) => match is_up {
+                        true => self.up(wired, stream),
+                        false => self.down(wired, stream),
                     }
+                    .map_err(|error| Failed { index: wired.index, error }),
                 }
+                .map(|()| load.nbytes())
             };
-            moved += tick::after(moved, load).map_err(|failed| match moved {
+            moved += tick::after(moved, one).map_err(|failed| match moved {
                 0 => failed,
                 _ => Failed { error: undefined(failed.error), ..failed },
             })?;
-        }
-        Ok(())
+            Ok(())
+        });
+        let ended = relay.map_or(Ok(()), |relay| relay.end().map_err(first));
+        done.and(ended)
     }
 
-    /// Moves small pieces through a block of the device.
+    /// Moves small pieces between the host and a device, through a block of it.
     unsafe fn packed(&self, packed: &Packed<'_>, stream: Stream) -> Result<(), Failed> {
         let Piece { from, to, .. } = packed.pieces[0].piece;
-        let of_all = |error| Failed { index: packed.pieces[0].index, error };
+        let of_all = |error| Failed { index: packed.index(), error };
         let device = if is_host(from.device) { to.device } else { from.device };
         let block = Block::new(self.link, device, packed.nbytes(), stream).map_err(of_all)?;
         let bytes = self.bytes(device, block.address, Host::Packed(packed), packed.nbytes(), stream);
@@ -251,40 +261,8 @@ impl Moves<'_> {
             return on_device();
         }
         on_device()?;
-        if is_host(to.device) {
-            // SAFETY: as above.
-            return unsafe { bytes.down() }.map_err(|error| of_all(undefined(error)));
-        }
         // SAFETY: as above.
-        unsafe { self.packed_across(packed, block.address, stream) }
-    }
-
-    /// Moves packed pieces to a block of another device, and to the targets there. That is in the legacy stream, which
-    /// always exists: it waits for `stream`, and `stream` for it.
-    unsafe fn packed_across(&self, packed: &Packed<'_>, source: usize, stream: Stream) -> Result<(), Failed> {
-        let (Piece { from, to, .. }, nbytes) = (packed.pieces[0].piece, packed.nbytes());
-        let of_all = |error| Failed { index: packed.pieces[0].index, error };
-        let (mine, theirs) = ((from.device, stream), (to.device, Stream::LEGACY));
-        let block = Block::new(self.link, to.device, nbytes, theirs.1).map_err(of_all)?;
-        let arrive = || {
-            (self.order)(theirs, mine)?;
-            // SAFETY: the caller's promises; the block is fresh and has room for the bytes.
-            unsafe { self.link.copy((from.device, source), (to.device, block.address), nbytes, stream) }?;
-            (self.order)(mine, theirs)
-        };
-        if let Err(error) = arrive() {
-            // The block is freed in the other stream.
-            if wait(self.link, mine).is_err() {
-                std::mem::forget(block);
-            }
-            return Err(of_all(error));
-        }
-        // SAFETY: as above. The block is freed in the stream of the kernel.
-        let spread = unsafe { (self.on_device)(&packed.on_other(block.address), theirs.1) };
-        // Also where that has failed: part of it may be launched.
-        let ordered = (self.order)(theirs, mine).or_else(|_| wait(self.link, theirs));
-        spread.map_err(|failed| Failed { index: packed.pieces[failed.index].index, ..failed })?;
-        ordered.map_err(|error| of_all(undefined(error)))
+        unsafe { bytes.down() }.map_err(|error| of_all(undefined(error)))
     }
 
     unsafe fn down(&self, wired: &Wired<'_>, stream: Stream) -> Result<()> {
@@ -319,16 +297,6 @@ impl Moves<'_> {
             let block = Block::new(self.link, to.device, wire.nbytes(), stream)?;
             self.bytes(to.device, block.address, source, wire.nbytes(), stream).up()?;
             self.on_device(&wired.on_device(block.address), stream)
-        }
-    }
-
-    unsafe fn across(&self, wired: &Wired<'_>, stream: Stream) -> Result<()> {
-        let Piece { from, to, .. } = wired.piece;
-        // SAFETY: the caller's promises. The block is freed in the stream, after the copy that reads it.
-        unsafe {
-            let (source, _block) = self.gathered(wired, stream)?;
-            let copied = self.link.copy((from.device, source), (to.device, to.data), wired.wire.nbytes(), stream);
-            copied.map_err(undefined)
         }
     }
 

@@ -60,6 +60,9 @@ impl Pool {
 struct Slot {
     context: OnceLock<Context>,
     events: Pool,
+    stream: OnceLock<Stream>,
+    /// A bit for each device whose memory this one has been let reach.
+    reached: atomic::AtomicUsize,
 }
 
 /// The driver, with the context and the events of each device.
@@ -109,6 +112,19 @@ impl<D: Driver> Devices<D> {
         drop(entered);
         popped.map_err(|failure| error(&self.driver, failure))?;
         Ok(ordinal.map_or(true, |ordinal| ordinal == device.index))
+    }
+
+    /// Lets a device reach memory of another one, once. Where it cannot, the driver copies through the host.
+    pub fn reach(&self, from: Device, to: Device) -> Result<()> {
+        let other = self.enter(to)?.context();
+        let entered = self.enter(from)?;
+        let bit = 1usize.checked_shl(to.index as u32).unwrap_or_default();
+        if bit != 0 && entered.slot.reached.fetch_or(bit, Relaxed) & bit == 0 {
+            // The frameworks may have done it, and some pairs of devices have no way.
+            let _ = self.relaxed(|| self.driver.reach(other));
+            let _ = self.relaxed(|| self.driver.open_pool(to.index, from.index));
+        }
+        Ok(())
     }
 
     /// Makes the device's primary context current until the returned value is dropped.
@@ -186,6 +202,15 @@ impl<'a, D: Driver> Entered<'a, D> {
         let event = self.slot.events.take().map_or_else(|| self.driver.create_event(), Ok)?;
         self.keep_if_ok(event, self.driver.record_event(event, stream))?;
         Ok(event)
+    }
+
+    /// Returns a stream of the context, always the same.
+    pub fn own_stream(&self) -> Outcome<Stream> {
+        match self.slot.stream.get() {
+            Some(stream) => Ok(*stream),
+            // Two threads may both make one: that which comes late stays unused.
+            None => self.driver.create_stream().map(|stream| *self.slot.stream.get_or_init(|| stream)),
+        }
     }
 
     /// Returns when the work now in the stream is done, or `None` where that is unknown, as for a captured stream: a

@@ -109,12 +109,18 @@ pub(crate) trait Driver: Send + Sync + 'static {
     fn retain_primary_context(&self, ordinal: i32) -> Outcome<Context>;
     /// Returns the calling thread's current context.
     fn current_context(&self) -> Outcome<Option<Context>>;
+    /// Lets the device of the current context reach memory of another context.
+    fn reach(&self, context: Context) -> Outcome<()>;
+    /// Lets a device reach the memory of another one's default pool.
+    fn open_pool(&self, owner: i32, reader: i32) -> Outcome<()>;
     /// Makes a context current, and keeps the previous one below it.
     fn push_context(&self, context: Context) -> Outcome<()>;
     /// Restores the context that was current before the push.
     fn pop_context(&self) -> Outcome<()>;
     /// Creates an event in the current context, without timing.
     fn create_event(&self) -> Outcome<Event>;
+    /// Creates a stream in the current context that does not wait for the legacy default stream.
+    fn create_stream(&self) -> Outcome<Stream>;
     /// Destroys an event, after it has fired.
     fn destroy_event(&self, event: Event) -> Outcome<()>;
     /// Records the event after all work now in the stream.
@@ -246,8 +252,6 @@ pub(crate) trait SharingDriver {
     fn event_handle(&self, event: Event) -> Outcome<Handle>;
     /// Opens an event of another process.
     fn open_event(&self, handle: &Handle) -> Outcome<Event>;
-    /// Creates a stream in the current context that does not wait for the legacy default stream.
-    fn create_stream(&self) -> Outcome<Stream>;
     /// Allocates device memory in the current context (`cuMemAlloc`).
     fn allocate_plain(&self, nbytes: usize) -> Outcome<usize>;
     /// Frees it.

@@ -22,6 +22,8 @@ pub(crate) enum Call {
     Retain(i32),
     Push(Context),
     Pop,
+    Reach(Context),
+    OpenPool(i32, i32),
     Create,
     Destroy(Event),
     Record(Event, Stream),
@@ -222,6 +224,18 @@ impl Driver for Fake {
         Ok(state.current())
     }
 
+    fn reach(&self, context: Context) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::Reach(context));
+        state.outcome("cuCtxEnablePeerAccess")
+    }
+
+    fn open_pool(&self, owner: i32, reader: i32) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::OpenPool(owner, reader));
+        state.outcome("cuMemPoolSetAccess")
+    }
+
     fn push_context(&self, context: Context) -> Outcome<()> {
         let mut state = self.state();
         state.calls.push(Call::Push(context));
@@ -245,6 +259,12 @@ impl Driver for Fake {
         let event = Event(state.created);
         state.events.insert(event, (context, None, false));
         Ok(event)
+    }
+
+    fn create_stream(&self) -> Outcome<Stream> {
+        self.state().outcome("cuStreamCreate")?;
+        // SAFETY: no driver sees this stream.
+        Ok(unsafe { Stream::from_handle(0xfeed) })
     }
 
     fn destroy_event(&self, event: Event) -> Outcome<()> {

@@ -8,7 +8,8 @@ use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Out
 use bridge_core::{Error, ErrorKind, Stream};
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction,
-    CUfunction_attribute, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus,
+    CUfunction_attribute, CUmemoryPool, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstream_flags,
+    CUstreamCaptureStatus,
 };
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
@@ -51,12 +52,14 @@ functions! {
     cuCtxPushCurrent_v2(CUcontext);
     cuCtxPopCurrent_v2(*mut CUcontext);
     cuCtxGetDevice(*mut CUdevice);
+    cuCtxEnablePeerAccess(CUcontext, c_uint);
     cuEventCreate(*mut CUevent, c_uint);
     cuEventDestroy_v2(CUevent);
     cuEventRecord(CUevent, CUstream);
     cuEventQuery(CUevent);
     cuEventSynchronize(CUevent);
     cuStreamWaitEvent(CUstream, CUevent, c_uint);
+    cuStreamCreate(*mut CUstream, c_uint);
     cuStreamGetFlags(CUstream, *mut c_uint);
     cuStreamQuery(CUstream);
     cuStreamSynchronize(CUstream);
@@ -85,6 +88,8 @@ functions! {
     Pools:
     cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream);
     cuMemFreeAsync(CUdeviceptr, CUstream);
+    cuDeviceGetDefaultMemPool(*mut CUmemoryPool, CUdevice);
+    cuMemPoolSetAccess(CUmemoryPool, *const AccessOf, usize);
 }
 
 // Drivers before CUDA 12.5 mark no contexts.
@@ -111,7 +116,7 @@ macro_rules! call {
 mod sharing;
 mod words;
 
-use sharing::SharingFunctions;
+use sharing::{AccessOf, SharingFunctions};
 use words::WordsFunctions;
 
 /// The CUDA driver, initialised, with at least one device.
@@ -195,6 +200,22 @@ impl Driver for Cuda {
         Ok((!context.is_null()).then_some(Context(context as usize)))
     }
 
+    fn reach(&self, context: Context) -> Outcome<()> {
+        // SAFETY: the context is alive, see above; the flags must be 0.
+        unsafe { call!(self, cuCtxEnablePeerAccess(context.0 as CUcontext, 0)) }
+    }
+
+    fn open_pool(&self, owner: i32, reader: i32) -> Outcome<()> {
+        let pools = self.pools("cuMemPoolSetAccess")?;
+        let (mut device, mut pool) = (0, null_mut());
+        // SAFETY: the outputs are writable, and a wrong ordinal is an error; the pool lives as long as the driver.
+        unsafe {
+            call!(self, cuDeviceGet(&mut device, owner))?;
+            call!(in pools, cuDeviceGetDefaultMemPool(&mut pool, device))?;
+            call!(in pools, cuMemPoolSetAccess(pool, &AccessOf::all(reader), 1))
+        }
+    }
+
     fn push_context(&self, context: Context) -> Outcome<()> {
         // SAFETY: the context is alive, see above.
         unsafe { call!(self, cuCtxPushCurrent_v2(context.0 as CUcontext)) }
@@ -211,6 +232,14 @@ impl Driver for Cuda {
         // SAFETY: the output is writable.
         unsafe { call!(self, cuEventCreate(&mut event, CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint)) }?;
         Ok(Event(event as usize))
+    }
+
+    fn create_stream(&self) -> Outcome<Stream> {
+        let mut stream = null_mut();
+        // SAFETY: the output is writable.
+        unsafe { call!(self, cuStreamCreate(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint)) }?;
+        // SAFETY: the driver has made the stream, and nothing destroys it.
+        Ok(unsafe { Stream::from_handle(stream as u64) })
     }
 
     fn destroy_event(&self, event: Event) -> Outcome<()> {

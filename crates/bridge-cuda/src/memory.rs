@@ -49,6 +49,9 @@ pub trait Link: Send + Sync {
     /// The range stays mapped until the work has run, and no work after it reads what was there.
     unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()>;
 
+    /// Returns a stream of the device that waits for no other, and lives as long as the process. It is always the same.
+    fn own_stream(&self, device: Device) -> Result<Stream>;
+
     /// Marks the work that the stream holds now.
     fn mark(&self, device: Device, stream: Stream) -> Result<Mark>;
 
@@ -99,6 +102,7 @@ impl<D: Driver> Link for Devices<D> {
             (false, true) => (from_device, Way::Down),
             (false, false) if from_device.index == to_device.index => (from_device, Way::Within),
             (false, false) => {
+                self.reach(from_device, to_device)?;
                 let (to, from) = (self.enter(to_device)?.context(), self.enter(from_device)?.context());
                 (from_device, Way::Across { to, from })
             }
@@ -117,6 +121,11 @@ impl<D: Driver> Link for Devices<D> {
         self.checked(unsafe { self.driver().fill(address, poison::BYTE, nbytes, stream) })?;
         poison::filled();
         Ok(())
+    }
+
+    fn own_stream(&self, device: Device) -> Result<Stream> {
+        let entered = self.enter(device)?;
+        self.relaxed(|| entered.own_stream())
     }
 
     fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
@@ -259,6 +268,24 @@ mod tests {
         }
         assert_eq!(copy(&devices(), Device::CPU, pinned).unwrap_err().kind(), ErrorKind::Device);
         assert_eq!(copy(&devices(), GPUS[0], Device::cuda(2)).unwrap_err().kind(), ErrorKind::Device);
+    }
+
+    /// Also where the driver cannot: it copies through the host then.
+    #[test]
+    fn a_device_is_let_reach_another_one_once() {
+        for code in [0, 217] {
+            let devices = devices();
+            devices.driver().fail("cuCtxEnablePeerAccess", code);
+            devices.driver().fail("cuMemPoolSetAccess", code);
+            for (from, to) in [(GPUS[0], GPUS[1]), (GPUS[0], GPUS[1]), (GPUS[1], GPUS[0])] {
+                copy(&devices, from, to).unwrap();
+            }
+            let calls = devices.driver().take_calls();
+            let reached = calls.into_iter().filter(|call| matches!(call, Call::Reach(_) | Call::OpenPool(..)));
+            let of = |other: i32, own| [Call::Reach(Fake::primary(other)), Call::OpenPool(other, own)];
+            assert_eq!(reached.collect::<Vec<_>>(), [of(1, 0), of(0, 1)].concat());
+            assert_eq!(devices.driver().current_context(), Ok(None));
+        }
     }
 
     #[test]

@@ -40,6 +40,10 @@ impl Link for Model {
         Ok(())
     }
 
+    fn own_stream(&self, _: Device) -> Result<Stream> {
+        Ok(Stream::LEGACY)
+    }
+
     fn mark(&self, _: Device, _: Stream) -> Result<Mark> {
         Ok(Mark::new(self.until.load(Relaxed)))
     }

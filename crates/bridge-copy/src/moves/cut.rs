@@ -28,6 +28,8 @@ pub struct Cuts {
     /// The most bytes of small pieces that are packed together. A small piece is no longer than the shortest piece of a
     /// long one.
     pub block: usize,
+    /// Between two devices: the most bytes of a small piece, and of a block of them.
+    pub across: (usize, usize),
 }
 
 impl Cuts {

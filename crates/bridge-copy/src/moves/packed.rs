@@ -25,6 +25,24 @@ pub(super) enum Load<'a> {
     Packed(Packed<'a>),
 }
 
+impl Load<'_> {
+    /// Returns the number of its first piece.
+    pub fn index(&self) -> usize {
+        match self {
+            Self::Alone(wired) => wired.index,
+            Self::Packed(packed) => packed.index(),
+        }
+    }
+
+    /// Returns how many bytes move.
+    pub fn nbytes(&self) -> usize {
+        match self {
+            Self::Alone(wired) => wired.wire.nbytes(),
+            Self::Packed(packed) => packed.nbytes(),
+        }
+    }
+}
+
 /// A piece with the layout in which its bytes move.
 pub(super) struct Wired<'a> {
     pub index: usize,
@@ -79,6 +97,10 @@ impl<'a> Packed<'a> {
     fn push(&mut self, wired: Wired<'a>) {
         self.ends.push(self.nbytes() + wired.wire.nbytes().next_multiple_of(ALIGNMENT));
         self.pieces.push(wired);
+    }
+
+    pub fn index(&self) -> usize {
+        self.pieces[0].index
     }
 
     pub fn nbytes(&self) -> usize {

@@ -22,13 +22,16 @@ pub(crate) const CUTS: Cuts = Cuts {
     up: Cut { share: 4 << 20, threads: 8, buffers: 16, shortest: 512 << 10, longest: 4 << 20 },
     // The ends of a block do not overlap with the next one, and its memory is taken from the device's.
     block: 128 << 20,
+    // A longer piece is worth a copy of its own. One block is packed and one is spread while another one moves, so the
+    // first and the last cost time.
+    across: (2 << 20, 32 << 20),
 };
 
 /// The figures of uploads behind whatever is in the stream. Each piece has a buffer of its own, so that the host never
 /// waits, and the pool keeps as many as were pending at once.
 pub(crate) const UNHURRIED: Cuts = {
     let cut = Cut { share: usize::MAX, threads: 1, buffers: usize::MAX, shortest: 128 << 10, longest: 128 << 10 };
-    Cuts { down: cut, up: cut, block: 0 }
+    Cuts { down: cut, up: cut, block: 0, across: (0, 0) }
 };
 
 /// Pieces whose copies to the host are pending, the next one first.

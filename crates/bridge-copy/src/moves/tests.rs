@@ -1,5 +1,6 @@
-//! Moves over a link without a device. Its stream is as late as a stream can be: work runs when the host waits for it
-//! and no earlier. So a buffer that is used again too early, and bytes that are read too early, are wrong every time.
+//! Moves over a link without a device. Its streams are as late as streams can be: work runs when the host waits for it
+//! and no earlier, and of two streams that do not wait for each other the later work is the first to run. So a buffer
+//! that is used again too early, and bytes that are read too early, are wrong every time.
 
 mod packed;
 mod staging;
@@ -23,17 +24,40 @@ const KEPT: usize = CUTS.buffers();
 // SAFETY: no driver sees this stream.
 const STREAM: Stream = unsafe { Stream::from_handle(0xa0) };
 
-/// Work in the stream.
+/// Work in a stream.
 type Work = Box<dyn FnOnce() + Send>;
+
+/// A stream of a device.
+type Place = (Device, Stream);
+
+/// What work is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Copy,
+    Launch,
+    Fill,
+}
+
+/// Work, and that which runs before it, by number.
+struct Node {
+    place: Place,
+    kind: Kind,
+    work: Option<Work>,
+    after: Vec<usize>,
+}
 
 #[derive(Default)]
 struct State {
-    queue: Vec<Work>,
-    /// Marks by number: how much work was submitted before. All work has run up to `done`.
-    marks: HashMap<usize, usize>,
+    nodes: Vec<Node>,
+    /// What the next work in a stream waits for.
+    ends: HashMap<Place, Vec<usize>>,
+    /// Marks by number, and what they wait for.
+    marks: HashMap<usize, Vec<usize>>,
     submitted: usize,
     done: usize,
     made: usize,
+    /// Memory that was freed, with other bytes than those that were there.
+    freed: Vec<Box<[u128]>>,
     /// Live memory, by address.
     memory: HashMap<usize, Box<[u128]>>,
     /// How much of it is memory of the device.
@@ -72,21 +96,46 @@ impl Sim {
         Ok(state)
     }
 
-    fn submit(state: &mut State, work: Work) {
-        state.queue.push(work);
+    fn submit(state: &mut State, (place, kind): (Place, Kind), work: Work) {
+        let after = state.ends.insert(place, vec![state.nodes.len()]).unwrap_or_default();
+        state.nodes.push(Node { place, kind, work: Some(work), after });
         state.submitted += 1;
     }
 
-    fn run(state: &mut State, until: usize) {
-        let ready = until.saturating_sub(state.done).min(state.queue.len());
-        state.queue.drain(..ready).for_each(|work| work());
-        state.done += ready;
+    /// Runs work and what comes before it.
+    fn run(state: &mut State, until: &[usize]) {
+        let mut wanted = until.to_vec();
+        while let Some(number) = wanted.last().copied() {
+            let node = &mut state.nodes[number];
+            if node.work.is_some() && !node.after.is_empty() {
+                wanted.append(&mut node.after);
+                continue;
+            }
+            wanted.pop();
+            if let Some(work) = node.work.take() {
+                work();
+                state.done += 1;
+            }
+        }
     }
 
+    /// Runs all work, the latest first that waits for nothing.
     fn finish(&self) {
         let state = &mut *self.state();
-        let until = state.submitted;
-        Self::run(state, until);
+        let is_done = |state: &State, number: &usize| state.nodes[*number].work.is_none();
+        let is_ready =
+            |state: &State, node: &Node| node.work.is_some() && node.after.iter().all(|number| is_done(state, number));
+        while let Some(number) = state.nodes.iter().rposition(|node| is_ready(state, node)) {
+            Self::run(state, &[number]);
+        }
+        state.freed.clear();
+    }
+
+    /// Overwrites memory in stream order.
+    fn garble(state: &mut State, place: Place, (start, nbytes): (usize, usize)) {
+        // SAFETY: the memory is kept until all work has run.
+        let fill = move || unsafe { at_mut::<u8>(start).write_bytes(0xef, nbytes) };
+        Self::submit(state, (place, Kind::Fill), Box::new(fill));
     }
 
     fn allocate_bytes(state: &mut State, nbytes: usize) -> usize {
@@ -98,34 +147,44 @@ impl Sim {
 }
 
 impl Link for Sim {
-    unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, _: Stream) -> Result<()> {
+    unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, stream: Stream) -> Result<()> {
         let mut state = self.call()?;
         state.copies.push((from.0, to.0, nbytes));
+        let place = (if is_host(from.0) { to.0 } else { from.0 }, stream);
         let (from, to) = (from.1, to.1);
         // SAFETY: the promises of `copy`.
-        Self::submit(&mut state, Box::new(move || unsafe { at::<u8>(from).copy_to(at_mut(to), nbytes) }));
+        Self::submit(
+            &mut state,
+            (place, Kind::Copy),
+            Box::new(move || unsafe { at::<u8>(from).copy_to(at_mut(to), nbytes) }),
+        );
         Ok(())
     }
 
-    fn mark(&self, _: Device, _: Stream) -> Result<Mark> {
+    fn own_stream(&self, device: Device) -> Result<Stream> {
+        drop(self.call()?);
+        Ok(own(device).1)
+    }
+
+    fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
         let mut state = self.call()?;
         state.made += 1;
-        let (number, submitted) = (state.made, state.submitted);
-        state.marks.insert(number, submitted);
+        let (number, end) = (state.made, state.ends.get(&(device, stream)).cloned().unwrap_or_default());
+        state.marks.insert(number, end);
         Ok(Mark::new(number))
     }
 
     fn is_reached(&self, _: Device, mark: &Mark) -> Result<bool> {
         let state = self.call()?;
-        Ok(state.lies || state.marks[&mark.number()] <= state.done)
+        Ok(state.lies || state.marks[&mark.number()].iter().all(|number| state.nodes[*number].work.is_none()))
     }
 
     fn wait(&self, _: Device, mark: &Mark) -> Result<()> {
         let mut state = self.call()?;
         state.waits += 1;
         if !state.lies {
-            let until = state.marks[&mark.number()];
-            Self::run(&mut state, until);
+            let until = state.marks[&mark.number()].clone();
+            Self::run(&mut state, &until);
         }
         Ok(())
     }
@@ -134,13 +193,13 @@ impl Link for Sim {
         self.state().marks.remove(&mark.number()).expect("a mark is released once");
     }
 
-    unsafe fn poison(&self, _: Device, address: usize, nbytes: usize, _: Stream) -> Result<()> {
+    unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
         let fill = move || {
             // SAFETY: the block is freed by later work of the same queue.
             unsafe { at_mut::<u8>(address).write_bytes(poison::BYTE, nbytes) };
             poison::filled();
         };
-        Self::submit(&mut self.state(), Box::new(fill));
+        Self::submit(&mut self.state(), ((device, stream), Kind::Fill), Box::new(fill));
         Ok(())
     }
 
@@ -161,18 +220,23 @@ impl Link for Sim {
         Ok(())
     }
 
-    fn allocate(&self, _: Device, nbytes: usize, _: Stream) -> Result<usize> {
+    fn allocate(&self, device: Device, nbytes: usize, stream: Stream) -> Result<usize> {
         let mut state = self.call()?;
         state.blocks += 1;
-        Ok(Self::allocate_bytes(&mut state, nbytes))
+        let address = Self::allocate_bytes(&mut state, nbytes);
+        // It is that of an earlier owner until the stream is there.
+        Self::garble(&mut state, (device, stream), (address, nbytes));
+        Ok(address)
     }
 
-    unsafe fn free(&self, _: Device, address: usize, _: Stream) -> Result<()> {
+    unsafe fn free(&self, device: Device, address: usize, stream: Stream) -> Result<()> {
         let mut state = self.state();
-        let memory = state.memory.remove(&address).expect("memory is freed once");
+        let mut memory = state.memory.remove(&address).expect("memory is freed once");
         state.blocks -= 1;
-        // Freed in stream order: overwritten after the work that uses it.
-        Self::submit(&mut state, Box::new(move || drop(memory)));
+        let bytes = (memory.as_mut_ptr().expose_provenance(), size_of_val(&*memory));
+        state.freed.push(memory);
+        // The next owner has it after the work that uses it.
+        Self::garble(&mut state, (device, stream), bytes);
         Ok(())
     }
 }
@@ -187,6 +251,12 @@ fn memory_of_the_pool_is_overwritten_after_its_work_and_before_it_is_freed() {
     assert!(!bytes().contains(&poison::BYTE), "the stream has not come there");
     sim.finish();
     assert_eq!(bytes(), [poison::BYTE; 48]);
+}
+
+/// Returns the stream of its own that a device has.
+fn own(device: Device) -> Place {
+    // SAFETY: no driver sees this stream.
+    (device, unsafe { Stream::from_handle(0xb0 + device.index as u64) })
 }
 
 /// Returns the offset in bytes of each element, in row-major order.
@@ -241,24 +311,29 @@ static ON_DEVICE: Mutex<Option<&'static Sim>> = Mutex::new(None);
 /// Tests that use kernels run one at a time: a function pointer holds no link.
 static ONE: Mutex<()> = Mutex::new(());
 
-unsafe fn on_device(pieces: &[Piece<'_>], _: Stream) -> Result<(), Failed> {
+unsafe fn on_device(pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
     let sim = ON_DEVICE.lock().unwrap().expect("a test has set it");
     let mut state = sim.call().map_err(|error| Failed { index: 0, error })?;
     state.launches.push(pieces.len());
     assert!(pieces.iter().all(|piece| piece.from.device == piece.to.device), "a launch is on one device");
+    let mut all: Vec<Work> = Vec::new();
     for Piece { from, to, flips, cast } in pieces {
         let (source, target) = ((from.data, offsets(from.layout)), (to.data, offsets(to.layout)));
         let (itemsize, change) = (from.layout.itemsize(), (*flips, *cast));
         // SAFETY: the promises of a copy.
-        let work = move || unsafe { elements((source.0, &source.1), (target.0, &target.1), itemsize, change) };
-        Sim::submit(&mut state, Box::new(work));
+        all.push(Box::new(move || unsafe { elements((source.0, &source.1), (target.0, &target.1), itemsize, change) }));
     }
+    let place = (pieces[0].from.device, stream);
+    Sim::submit(&mut state, (place, Kind::Launch), Box::new(move || all.into_iter().for_each(|work| work())));
     Ok(())
 }
 
 fn order(earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
     let sim = ON_DEVICE.lock().unwrap().expect("a test has set it");
-    sim.call()?.orders.push([earlier, later]);
+    let state = &mut *sim.call()?;
+    state.orders.push([earlier, later]);
+    let before = state.ends.get(&earlier).cloned().unwrap_or_default();
+    state.ends.entry(later).or_default().extend(before);
     Ok(())
 }
 
@@ -450,7 +525,7 @@ fn a_move_that_is_ended_leaves_no_work_on_its_target() {
     let moves = Moves { cuts: &cuts, ..moves(&sim, &pool) };
     // SAFETY: both are vectors of that length.
     let ended = ticking(stop, || unsafe { moves.copy(view(Device::CPU, from), view(GPU, to), 0, STREAM) });
-    let left = sim.state().queue.len();
+    let left = sim.state().nodes.iter().filter(|node| node.work.is_some()).count();
     sim.finish();
     assert!(ended.is_err() && left == 0, "{left} pieces");
 }

@@ -128,12 +128,6 @@ impl SharingDriver for Fake {
         Ok(Event(number_of(handle)))
     }
 
-    fn create_stream(&self) -> Outcome<Stream> {
-        self.state().outcome("cuStreamCreate")?;
-        // SAFETY: no driver sees this stream.
-        Ok(unsafe { Stream::from_handle(0xfeed) })
-    }
-
     fn allocate_plain(&self, nbytes: usize) -> Outcome<usize> {
         self.state().allocate("cuMemAlloc_v2", nbytes)
     }

@@ -6,7 +6,7 @@ use crate::driver::{HANDLE, Handle, Mapped};
 use bridge_core::Stream;
 use cudarc::driver::sys::{
     CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUmemGenericAllocationHandle, CUmemoryPool, CUpointer_attribute,
-    CUresult, CUstream, CUstream_flags,
+    CUresult, CUstream,
 };
 use libloading::Library;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -20,12 +20,19 @@ struct RawHandle(Handle);
 
 /// `CUmemAccessDesc`: a location, and what it may do.
 #[repr(C)]
-struct AccessOf {
+pub(super) struct AccessOf {
     /// `CU_MEM_LOCATION_TYPE_DEVICE`
     kind: c_uint,
     ordinal: c_int,
     /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`
     access: c_uint,
+}
+
+impl AccessOf {
+    /// A device may read and write.
+    pub fn all(ordinal: i32) -> Self {
+        Self { kind: 1, ordinal, access: 3 }
+    }
 }
 
 /// `CUmemAllocationProp`: what kind of memory is allocated, where, and how it leaves the process.
@@ -95,7 +102,6 @@ functions! {
     cuMemPoolImportPointer(*mut CUdeviceptr, CUmemoryPool, *mut RawHandle);
     cuMemPoolSetAccess(CUmemoryPool, *const AccessOf, usize);
     cuMemFreeAsync(CUdeviceptr, CUstream);
-    cuStreamCreate(*mut CUstream, c_uint);
     cuMemAlloc_v2(*mut CUdeviceptr, usize);
     cuMemFree_v2(CUdeviceptr);
 }
@@ -135,7 +141,7 @@ impl Cuda {
                 done += 1;
                 address += *nbytes as CUdeviceptr;
             }
-            let access = AccessOf { kind: 1, ordinal, access: 3 };
+            let access = AccessOf::all(ordinal);
             // SAFETY: the whole range is mapped, and there is one description.
             unsafe { call!(in functions, cuMemSetAccess(start, total, &access, 1)) }
         };
@@ -301,7 +307,7 @@ impl SharingDriver for Cuda {
         let functions = self.sharing("cuMemPoolImportPointer")?;
         let (mut pool, mut address, mut pointer) = (null_mut(), 0, RawHandle(*pointer));
         let descriptor = with_exposed_provenance_mut(file.as_raw_fd() as usize);
-        let access = AccessOf { kind: 1, ordinal, access: 3 };
+        let access = AccessOf::all(ordinal);
         // SAFETY: the descriptor is open, and the driver does not take it over; the outputs are writable; bytes that
         // name no allocation are an error. A pool of another process is never destroyed: the driver refuses to.
         unsafe {
@@ -342,17 +348,6 @@ impl SharingDriver for Cuda {
             call!(in self.sharing("cuIpcOpenEventHandle")?, cuIpcOpenEventHandle(&mut event, RawHandle(*handle)))
         }?;
         Ok(Event(event as usize))
-    }
-
-    fn create_stream(&self) -> Outcome<Stream> {
-        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
-        let mut stream = null_mut();
-        // SAFETY: the output is writable.
-        unsafe { call!(in self.sharing("cuStreamCreate")?, cuStreamCreate(&mut stream, flags)) }?;
-        // SAFETY: the driver has made the stream, and it is destroyed by `close` alone.
-        debug_assert!(raw_stream(unsafe { Stream::from_handle(stream as u64) }) == stream);
-        // SAFETY: the driver has made the stream, and it is destroyed by `close` alone.
-        Ok(unsafe { Stream::from_handle(stream as u64) })
     }
 
     fn allocate_plain(&self, nbytes: usize) -> Outcome<usize> {

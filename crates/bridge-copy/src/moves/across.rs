@@ -1,0 +1,175 @@
+//! Moves between two devices: while a block of pieces moves, the next one is packed and the one before is spread.
+
+use super::memory::Block;
+use super::packed::Load;
+use super::{Moves, same, undefined, wait};
+use bridge_core::{Device, Failed, Piece, Result, Stream};
+use std::collections::VecDeque;
+
+/// A stream of a device.
+type Place = (Device, Stream);
+
+/// The streams and the blocks of a move. Each kind of work has a stream of its own, so that they overlap.
+pub(super) struct Relay<'a> {
+    moves: &'a Moves<'a>,
+    /// The caller's stream, in which the source's device packs.
+    packing: Place,
+    /// In which blocks move; that of the caller where nothing can overlap.
+    moving: Place,
+    /// In which the target's device spreads.
+    spreading: Place,
+    /// Blocks that are packed, until their copy has left; and blocks for what arrives, until it is spread.
+    packed: VecDeque<Block<'a>>,
+    arriving: VecDeque<Block<'a>>,
+    has_spread: bool,
+}
+
+impl<'a> Relay<'a> {
+    /// Begins a move in `stream`, which belongs to the first device.
+    pub fn new(moves: &'a Moves<'a>, (from, to): (Device, Device), stream: Stream, loads: &[Load<'_>]) -> Result<Self> {
+        let packing = (from, stream);
+        let overlaps = loads.len() > 1 && loads.iter().any(|load| is_packed(load) || is_spread(load));
+        let moving = if overlaps { (from, moves.link.own_stream(from)?) } else { packing };
+        let spreading = match loads.iter().any(is_spread) {
+            true => (to, moves.link.own_stream(to)?),
+            false => packing,
+        };
+        let (packed, arriving) = Default::default();
+        let relay = Self { moves, packing, moving, spreading, packed, arriving, has_spread: false };
+        // What moves first may not be packed.
+        relay.order(packing, moving)?;
+        Ok(relay)
+    }
+
+    /// Moves a load. The next one is prepared for.
+    ///
+    /// # Safety
+    ///
+    /// As of [`bridge_core::Copies::copy_all`].
+    pub unsafe fn carry(&mut self, load: &Load<'_>, next: Option<&Load<'_>>) -> Result<(), Failed> {
+        let of_all = |error| Failed { index: load.index(), error };
+        // SAFETY: the caller's promises.
+        let source = unsafe { self.pack(load) }?;
+        let target = match load {
+            Load::Alone(wired) => wired.piece.to.data,
+            Load::Packed(_) => self.room(load.nbytes()).map_err(of_all)?,
+        };
+        // SAFETY: the caller's promises. A block has room for the bytes, and is used for them alone until they are spread.
+        unsafe {
+            let (from, to) = ((self.packing.0, source), (self.target(load), target));
+            self.moves.link.copy(from, to, load.nbytes(), self.moving.1)
+        }
+        .map_err(|error| of_all(undefined(error)))?;
+        if let Some(next) = next.filter(|next| is_spread(next)) {
+            // Before what arrives now is spread, so that the next copy does not wait for that.
+            self.make_room(next.nbytes()).map_err(of_all)?;
+        }
+        match load {
+            Load::Alone(_) => Ok(()),
+            // SAFETY: as above.
+            Load::Packed(packed) => unsafe {
+                self.order(self.moving, self.spreading).map_err(of_all)?;
+                let spread = (self.moves.on_device)(&packed.on_other(target), self.spreading.1);
+                // It is freed in the stream of the kernel, of which a part may run although the launch has failed.
+                self.arriving.pop_front();
+                spread.map_err(|failed| Failed { index: packed.pieces[failed.index].index, ..failed })
+            },
+        }
+    }
+
+    /// Packs what is not side by side already. Returns the address of the bytes that move.
+    unsafe fn pack(&mut self, load: &Load<'_>) -> Result<usize, Failed> {
+        let of_all = |error| Failed { index: load.index(), error };
+        if !is_packed(load) {
+            let Load::Alone(wired) = load else { unreachable!("a block is packed") };
+            return Ok(wired.piece.from.data);
+        }
+        let Self { moves, packing, moving, .. } = *self;
+        self.packed.push_back(Block::new(moves.link, packing.0, load.nbytes(), packing.1).map_err(of_all)?);
+        let address = self.packed[self.packed.len() - 1].address;
+        // SAFETY: the caller's promises; the block is fresh and has room for all pieces, each at a place of its own.
+        let packed = unsafe { (moves.on_device)(&on_device(load, address), packing.1) };
+        packed.map_err(|failed| Failed { index: index_of(load, failed.index), ..failed })?;
+        if self.packed.len() > 1 {
+            // The block after this one waits for the copy before it.
+            self.order(moving, packing).map_err(of_all)?;
+            self.packed.pop_front();
+        }
+        self.order(packing, moving).map_err(of_all)?;
+        Ok(address)
+    }
+
+    /// Returns the address of the block for what arrives next.
+    fn room(&mut self, nbytes: usize) -> Result<usize> {
+        if self.arriving.is_empty() {
+            self.make_room(nbytes)?;
+        }
+        Ok(self.arriving[0].address)
+    }
+
+    fn make_room(&mut self, nbytes: usize) -> Result<()> {
+        let (device, stream) = self.spreading;
+        self.arriving.push_back(Block::new(self.moves.link, device, nbytes, stream)?);
+        self.has_spread = true;
+        self.order(self.spreading, self.moving)
+    }
+
+    /// Lets the caller's stream wait for everything.
+    ///
+    /// # Errors
+    ///
+    /// The streams cannot wait for each other, and neither can the host.
+    pub fn end(self) -> Result<()> {
+        let Self { packing, moving, spreading, .. } = self;
+        let meet = |earlier, later| self.order(earlier, later).or_else(|_| wait(self.moves.link, earlier));
+        // Blocks of a move that has failed are freed in the stream that would have spread them.
+        let met = if self.arriving.is_empty() { Ok(()) } else { meet(moving, spreading) }
+            .and_then(|()| meet(moving, packing))
+            .and_then(|()| if self.has_spread { meet(spreading, packing) } else { Ok(()) });
+        if met.is_err() {
+            // Copies may read and write them at any time.
+            self.packed.into_iter().chain(self.arriving).for_each(std::mem::forget);
+        }
+        met.map_err(undefined)
+    }
+
+    fn order(&self, earlier: Place, later: Place) -> Result<()> {
+        if earlier == later { Ok(()) } else { (self.moves.order)(earlier, later) }
+    }
+
+    /// Returns the device of the targets.
+    fn target(&self, load: &Load<'_>) -> Device {
+        match load {
+            Load::Alone(wired) => wired.piece.to.device,
+            Load::Packed(_) => self.spreading.0,
+        }
+    }
+}
+
+/// Returns whether the source's device makes a copy of it that moves.
+fn is_packed(load: &Load<'_>) -> bool {
+    match load {
+        Load::Alone(wired) => wired.changes() || !same(wired.piece.from.layout, &wired.wire),
+        Load::Packed(_) => true,
+    }
+}
+
+/// Returns whether the target's device copies it from where it has arrived.
+fn is_spread(load: &Load<'_>) -> bool {
+    matches!(load, Load::Packed(_))
+}
+
+fn on_device<'a>(load: &'a Load<'_>, address: usize) -> Vec<Piece<'a>> {
+    match load {
+        Load::Alone(wired) => vec![wired.on_device(address)],
+        Load::Packed(packed) => packed.on_device(address),
+    }
+}
+
+/// Returns the number among all pieces of one of a load.
+fn index_of(load: &Load<'_>, number: usize) -> usize {
+    match load {
+        Load::Alone(wired) => wired.index,
+        Load::Packed(packed) => packed.pieces[number].index,
+    }
+}
