@@ -19,7 +19,7 @@ mod tests;
 mod tick;
 
 use crate::{host, kernels};
-use across::Relay;
+use across::{Lanes, Relay};
 use bridge_core::{
     Access, Allocation, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed, Keep, Layout, Memory, Piece,
     Result, Reuse, Stream, Strided,
@@ -37,6 +37,7 @@ pub use tick::{Tick, ticking};
 
 static POOL: Pool = Pool::new(&CUTS);
 static UPLOADS: Pool = Pool::new(&UNHURRIED);
+static LANES: Lanes = Lanes::new();
 
 /// Moves the elements between two different devices, as [`bridge_core::Copies::copy`] says.
 ///
@@ -55,7 +56,8 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
 /// As of [`bridge_core::Copies::copy_all`].
 pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
     let link = bridge_cuda::link().map_err(|error| Failed { index: 0, error })?;
-    let moves = Moves { link, pool: &POOL, cuts: &CUTS, on_device: kernels::copy_all, on_host: host::copy_all, order };
+    let (pool, lanes, cuts, on_host) = (&POOL, &LANES, &CUTS, host::copy_all);
+    let moves = Moves { link, pool, lanes, cuts, on_device: kernels::copy_all, on_host, order };
     // SAFETY: the caller's promises.
     unsafe { moves.copy_all(pieces, stream) }
 }
@@ -90,7 +92,8 @@ impl<'a> Trial<'a> {
     /// As of [`bridge_core::Copies::copy`].
     pub unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, stream: Stream) -> Result<()> {
         let Self { link, pool, cuts } = self;
-        let moves = Moves { link: *link, pool, cuts, on_device: kernels::copy_all, on_host: host::copy_all, order };
+        let (link, lanes, on_host) = (*link, &LANES, host::copy_all);
+        let moves = Moves { link, pool, lanes, cuts, on_device: kernels::copy_all, on_host, order };
         let piece = Piece { from, to, flips: 0, cast: None };
         // SAFETY: the caller's promises.
         unsafe { moves.copy_all(&[piece], stream) }.map_err(|failed| failed.error)
@@ -174,6 +177,7 @@ pub(crate) fn kept(device: Device, bytes: &[u8], stream: Stream) -> Result<Box<d
 struct Moves<'a> {
     link: &'a dyn Link,
     pool: &'a Pool,
+    lanes: &'a Lanes,
     cuts: &'a Cuts,
     on_device: unsafe fn(&[Piece<'_>], Stream) -> Result<(), Failed>,
     on_host: OnHost,

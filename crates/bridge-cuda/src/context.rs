@@ -60,7 +60,6 @@ impl Pool {
 struct Slot {
     context: OnceLock<Context>,
     events: Pool,
-    stream: OnceLock<Stream>,
     /// A bit for each device whose memory this one has been let reach.
     reached: atomic::AtomicUsize,
 }
@@ -202,15 +201,6 @@ impl<'a, D: Driver> Entered<'a, D> {
         let event = self.slot.events.take().map_or_else(|| self.driver.create_event(), Ok)?;
         self.keep_if_ok(event, self.driver.record_event(event, stream))?;
         Ok(event)
-    }
-
-    /// Returns a stream of the context, always the same.
-    pub fn own_stream(&self) -> Outcome<Stream> {
-        match self.slot.stream.get() {
-            Some(stream) => Ok(*stream),
-            // Two threads may both make one: that which comes late stays unused.
-            None => self.driver.create_stream().map(|stream| *self.slot.stream.get_or_init(|| stream)),
-        }
     }
 
     /// Returns when the work now in the stream is done, or `None` where that is unknown, as for a captured stream: a

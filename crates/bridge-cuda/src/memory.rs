@@ -49,8 +49,8 @@ pub trait Link: Send + Sync {
     /// The range stays mapped until the work has run, and no work after it reads what was there.
     unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()>;
 
-    /// Returns a stream of the device that waits for no other, and lives as long as the process. It is always the same.
-    fn own_stream(&self, device: Device) -> Result<Stream>;
+    /// Makes a stream that waits for no default stream. It lives as long as the process.
+    fn new_stream(&self, device: Device) -> Result<Stream>;
 
     /// Marks the work that the stream holds now.
     fn mark(&self, device: Device, stream: Stream) -> Result<Mark>;
@@ -123,9 +123,9 @@ impl<D: Driver> Link for Devices<D> {
         Ok(())
     }
 
-    fn own_stream(&self, device: Device) -> Result<Stream> {
-        let entered = self.enter(device)?;
-        self.relaxed(|| entered.own_stream())
+    fn new_stream(&self, device: Device) -> Result<Stream> {
+        let _entered = self.enter(device)?;
+        self.relaxed(|| self.driver().create_stream())
     }
 
     fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {

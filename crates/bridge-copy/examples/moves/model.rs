@@ -40,7 +40,7 @@ impl Link for Model {
         Ok(())
     }
 
-    fn own_stream(&self, _: Device) -> Result<Stream> {
+    fn new_stream(&self, _: Device) -> Result<Stream> {
         Ok(Stream::LEGACY)
     }
 

@@ -4,17 +4,65 @@ use super::memory::Block;
 use super::packed::Load;
 use super::{Moves, same, undefined, wait};
 use bridge_core::{Device, Failed, Piece, Result, Stream};
+use bridge_cuda::{Link, Mark};
 use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A stream of a device.
 type Place = (Device, Stream);
+
+/// Two streams for moves from one device to another.
+struct Lane {
+    moving: Place,
+    spreading: Place,
+    /// The caller's stream of the last move, and the end of that move in it.
+    caller: Place,
+    end: Mark,
+}
+
+/// Streams of the package. A move has those of an earlier one from the same stream of the caller, for whose end it waits
+/// anyway, or of one that has ended. So it never waits for work in another stream of the caller.
+pub(super) struct Lanes(Mutex<Vec<Lane>>);
+
+impl Lanes {
+    pub const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Vec<Lane>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the streams in which a move from `caller` to a device moves and spreads. No other move has them.
+    fn take(&self, link: &dyn Link, caller: Place, to: Device) -> Result<(Place, Place)> {
+        let mut lanes = self.lanes();
+        let fits = |lane: &Lane| (lane.moving.0, lane.spreading.0) == (caller.0, to);
+        let has_ended = |lane: &Lane| link.is_reached(caller.0, &lane.end).unwrap_or(false);
+        let own = lanes.iter().position(|lane| fits(lane) && lane.caller == caller);
+        if let Some(at) = own.or_else(|| lanes.iter().position(|lane| fits(lane) && has_ended(lane))) {
+            let Lane { moving, spreading, end, .. } = lanes.swap_remove(at);
+            link.release(caller.0, end);
+            return Ok((moving, spreading));
+        }
+        drop(lanes);
+        Ok(((caller.0, link.new_stream(caller.0)?), (to, link.new_stream(to)?)))
+    }
+
+    /// Takes the streams back after the caller's was made to wait for them.
+    fn give(&self, link: &dyn Link, caller: Place, (moving, spreading): (Place, Place)) {
+        // Without a mark it is not known when they can be used again.
+        if let Ok(end) = link.mark(caller.0, caller.1) {
+            self.lanes().push(Lane { moving, spreading, caller, end });
+        }
+    }
+}
 
 /// The streams and the blocks of a move. Each kind of work has a stream of its own, so that they overlap.
 pub(super) struct Relay<'a> {
     moves: &'a Moves<'a>,
     /// The caller's stream, in which the source's device packs.
     packing: Place,
-    /// In which blocks move; that of the caller where nothing can overlap.
+    /// In which blocks move: the caller's where nothing can overlap.
     moving: Place,
     /// In which the target's device spreads.
     spreading: Place,
@@ -22,20 +70,24 @@ pub(super) struct Relay<'a> {
     packed: VecDeque<Block<'a>>,
     arriving: VecDeque<Block<'a>>,
     has_spread: bool,
+    /// The streams that are given back.
+    lane: Option<(Place, Place)>,
 }
 
 impl<'a> Relay<'a> {
     /// Begins a move in `stream`, which belongs to the first device.
     pub fn new(moves: &'a Moves<'a>, (from, to): (Device, Device), stream: Stream, loads: &[Load<'_>]) -> Result<Self> {
         let packing = (from, stream);
-        let overlaps = loads.len() > 1 && loads.iter().any(|load| is_packed(load) || is_spread(load));
-        let moving = if overlaps { (from, moves.link.own_stream(from)?) } else { packing };
-        let spreading = match loads.iter().any(is_spread) {
-            true => (to, moves.link.own_stream(to)?),
-            false => packing,
+        let spreads = loads.iter().any(is_spread);
+        let overlaps = loads.len() > 1 && loads.iter().any(is_packed);
+        let lane = match overlaps || spreads {
+            true => Some(moves.lanes.take(moves.link, packing, to)?),
+            false => None,
         };
+        let (own, spreading) = lane.unwrap_or((packing, packing));
+        let moving = if overlaps { own } else { packing };
         let (packed, arriving) = Default::default();
-        let relay = Self { moves, packing, moving, spreading, packed, arriving, has_spread: false };
+        let relay = Self { moves, packing, moving, spreading, packed, arriving, has_spread: false, lane };
         // What moves first may not be packed.
         relay.order(packing, moving)?;
         Ok(relay)
@@ -62,7 +114,7 @@ impl<'a> Relay<'a> {
         .map_err(|error| of_all(undefined(error)))?;
         if let Some(next) = next.filter(|next| is_spread(next)) {
             // Before what arrives now is spread, so that the next copy does not wait for that.
-            self.make_room(next.nbytes()).map_err(of_all)?;
+            self.make_room(next.nbytes()).map_err(|error| of_all(undefined(error)))?;
         }
         match load {
             Load::Alone(_) => Ok(()),
@@ -126,9 +178,14 @@ impl<'a> Relay<'a> {
         let met = if self.arriving.is_empty() { Ok(()) } else { meet(moving, spreading) }
             .and_then(|()| meet(moving, packing))
             .and_then(|()| if self.has_spread { meet(spreading, packing) } else { Ok(()) });
-        if met.is_err() {
+        match (&met, self.lane) {
             // Copies may read and write them at any time.
-            self.packed.into_iter().chain(self.arriving).for_each(std::mem::forget);
+            (Err(_), _) => self.packed.into_iter().chain(self.arriving).for_each(std::mem::forget),
+            (Ok(()), Some(lane)) => {
+                drop((self.packed, self.arriving));
+                self.moves.lanes.give(self.moves.link, packing, lane);
+            }
+            (Ok(()), None) => (),
         }
         met.map_err(undefined)
     }

@@ -55,6 +55,8 @@ struct State {
     marks: HashMap<usize, Vec<usize>>,
     submitted: usize,
     done: usize,
+    /// How many streams were made, two for each lane.
+    streams: usize,
     made: usize,
     /// Memory that was freed, with other bytes than those that were there.
     freed: Vec<Box<[u128]>>,
@@ -161,9 +163,11 @@ impl Link for Sim {
         Ok(())
     }
 
-    fn own_stream(&self, device: Device) -> Result<Stream> {
-        drop(self.call()?);
-        Ok(own(device).1)
+    fn new_stream(&self, device: Device) -> Result<Stream> {
+        let state = &mut *self.call()?;
+        state.streams += 1;
+        let number = (state.streams - 1) / 2;
+        Ok(own(device, number).1)
     }
 
     fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
@@ -253,10 +257,10 @@ fn memory_of_the_pool_is_overwritten_after_its_work_and_before_it_is_freed() {
     assert_eq!(bytes(), [poison::BYTE; 48]);
 }
 
-/// Returns the stream of its own that a device has.
-fn own(device: Device) -> Place {
+/// Returns the stream of a device in the nth lane that was made.
+fn own(device: Device, lane: usize) -> Place {
     // SAFETY: no driver sees this stream.
-    (device, unsafe { Stream::from_handle(0xb0 + device.index as u64) })
+    (device, unsafe { Stream::from_handle(0xb0 + device.index as u64 + 0x10 * lane as u64) })
 }
 
 /// Returns the offset in bytes of each element, in row-major order.
@@ -350,7 +354,8 @@ impl Moves<'_> {
 }
 
 fn moves<'a>(sim: &'a Sim, pool: &'a Pool) -> Moves<'a> {
-    Moves { link: sim, pool, cuts: &CUTS, on_device: no_kernel, on_host, order }
+    let lanes = Box::leak(Box::new(Lanes::new()));
+    Moves { link: sim, pool, lanes, cuts: &CUTS, on_device: no_kernel, on_host, order }
 }
 
 fn bytes(nbytes: usize) -> Layout {

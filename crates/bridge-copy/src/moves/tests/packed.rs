@@ -72,7 +72,11 @@ impl Tree {
     }
 
     /// The same, before the work of the devices has run.
-    fn submitted(&mut self, moves: &Moves<'_>, (from, to): (Device, Device)) -> Result<(), Failed> {
+    fn submitted(&mut self, moves: &Moves<'_>, way: (Device, Device)) -> Result<(), Failed> {
+        self.submitted_in(moves, way, STREAM)
+    }
+
+    fn submitted_in(&mut self, moves: &Moves<'_>, (from, to): (Device, Device), stream: Stream) -> Result<(), Failed> {
         self.targets.iter_mut().for_each(|target| target.fill(0xcd));
         let mut pieces = Vec::new();
         for (number, (source, target)) in self.layouts.iter().enumerate() {
@@ -84,7 +88,7 @@ impl Tree {
             pieces.push(Piece { from, to, flips, cast });
         }
         // SAFETY: the vectors have room for the views.
-        unsafe { moves.copy_all(&pieces, STREAM) }
+        unsafe { moves.copy_all(&pieces, stream) }
     }
 
     /// Returns how many targets have other bytes than they should.
@@ -98,6 +102,11 @@ fn rows(count: usize, length: usize) -> Tree {
     let bytes = (DType::UINT8, DType::UINT8);
     let piece = |number: usize| ((vec![(length - number % 3) as i64], vec![1], vec![1]), bytes, 0);
     Tree::new(&(0..count).map(piece).collect::<Vec<_>>())
+}
+
+/// A piece of plain bytes.
+fn plain(length: i64) -> (Views, Dtypes, u128) {
+    ((vec![length], vec![1], vec![1]), (DType::UINT8, DType::UINT8), 0)
 }
 
 /// Sets up the link of the kernels.
@@ -151,8 +160,9 @@ proptest! {
         let large = large.into_iter().map(|(length, dtypes)| ((vec![length], vec![1], vec![1]), dtypes, 0));
         let none = ((vec![2, 0], vec![1, 1], vec![1, 1]), (DType::UINT8, DType::UINT8), 0);
         let mut tree = Tree::new(&large.chain([none]).chain(small).collect::<Vec<_>>());
+        let moves = packing(sim, &pool);
         for _ in 0..2 {
-            tree.moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
+            tree.moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
             prop_assert_eq!(tree.wrong(), 0);
         }
         sim.finish();
@@ -201,19 +211,57 @@ fn a_block_has_a_limit() {
 
 #[test]
 fn the_streams_of_two_devices_wait_for_each_other() {
-    let (mine, moving, theirs) = ((GPU, STREAM), own(GPU), own(OTHER));
+    let (mine, moving, theirs) = ((GPU, STREAM), own(GPU, 0), own(OTHER, 0));
     let (_one, sim, pool) = device();
-    rows(10, 304).moved(&packing(sim, &pool), sim, (GPU, OTHER)).map_err(|failed| failed.error).unwrap();
+    let moves = packing(sim, &pool);
+    rows(10, 304).moved(&moves, sim, (GPU, OTHER)).map_err(|failed| failed.error).unwrap();
     // The memory there is ready; the bytes are there; the targets are written.
     assert_eq!(sim.state().orders, [[theirs, mine], [mine, theirs], [theirs, mine]], "one block moves in the stream");
     sim.state().orders.clear();
-    rows(50, 304).moved(&packing(sim, &pool), sim, (GPU, OTHER)).map_err(|failed| failed.error).unwrap();
+    rows(50, 304).moved(&moves, sim, (GPU, OTHER)).map_err(|failed| failed.error).unwrap();
     // A block is packed; there is room for the next one; this one is there. The one after the next is packed and
     // spread when the copy before it has left and its own place is free.
     let (packed, left, room, there) = ([mine, moving], [moving, mine], [theirs, moving], [moving, theirs]);
     let blocks = [vec![packed, packed, room, room, there], vec![left, packed, room, there]];
     let blocks = [blocks.concat(), vec![left, packed, room, there], vec![left, packed, there]].concat();
     assert_eq!(sim.state().orders, [blocks, vec![left, [theirs, mine]]].concat());
+}
+
+/// Returns the work that has run when work begins.
+fn before(state: &State, number: usize) -> HashSet<usize> {
+    let (mut all, mut next) = (HashSet::new(), vec![number]);
+    while let Some(number) = next.pop() {
+        next.extend(state.nodes[number].after.iter().filter(|number| all.insert(**number)));
+    }
+    all
+}
+
+/// Otherwise it could wait for work that waits for it.
+#[test]
+fn a_move_waits_for_no_other_stream_of_the_caller() {
+    let (_one, sim, pool) = device();
+    let moves = packing(sim, &pool);
+    // SAFETY: no driver sees this stream.
+    let second = unsafe { Stream::from_handle(0xa1) };
+    let mut tree = rows(50, 304);
+    let mut lanes = |stream| {
+        tree.submitted_in(&moves, (GPU, OTHER), stream).map_err(|failed| failed.error).unwrap();
+        let state = sim.state();
+        let mine = |number: &usize| state.nodes[*number].place == (GPU, stream);
+        let copies = (0..state.nodes.len()).filter(|number| state.nodes[*number].kind == Kind::Copy);
+        let own = copies.filter(|copy| before(&state, *copy).iter().any(mine)).collect::<Vec<_>>();
+        for number in own.iter().flat_map(|copy| before(&state, *copy)) {
+            let place = state.nodes[number].place;
+            assert!(place.0 == OTHER || place == (GPU, stream) || place.1 != STREAM && place.1 != second, "{place:?}");
+        }
+        state.streams / 2
+    };
+    assert_eq!((lanes(STREAM), lanes(STREAM)), (1, 1), "one stream of the caller has one lane");
+    assert_eq!((lanes(second), lanes(STREAM), lanes(second)), (2, 2, 2), "another one has another");
+    sim.finish();
+    // SAFETY: as above.
+    let third = unsafe { Stream::from_handle(0xa2) };
+    assert_eq!(lanes(third), 2, "what has ended is used again");
 }
 
 /// While a block moves, the next one is packed and the one before is spread: none of these waits for another.
@@ -224,19 +272,13 @@ fn the_work_on_three_blocks_overlaps() {
     // Each load packs with one launch, moves with one copy, and spreads with one launch.
     tree.submitted(&packing(sim, &pool), (GPU, OTHER)).map_err(|failed| failed.error).unwrap();
     let state = sim.state();
-    let before = |number: usize| {
-        let (mut all, mut next) = (HashSet::new(), vec![number]);
-        while let Some(number) = next.pop() {
-            next.extend(state.nodes[number].after.iter().filter(|number| all.insert(**number)));
-        }
-        all
-    };
+    let before = |number: usize| before(&state, number);
     let of = |place: Place, kind: Kind| {
         let nodes = state.nodes.iter().enumerate().filter(|(_, node)| (node.place, node.kind) == (place, kind));
         nodes.map(|(number, _)| number).collect::<Vec<_>>()
     };
-    let (packed, moved) = (of((GPU, STREAM), Kind::Launch), of(own(GPU), Kind::Copy));
-    let spread = of(own(OTHER), Kind::Launch);
+    let (packed, moved) = (of((GPU, STREAM), Kind::Launch), of(own(GPU, 0), Kind::Copy));
+    let spread = of(own(OTHER, 0), Kind::Launch);
     assert_eq!((packed.len(), moved.len(), spread.len()), (4, 4, 4));
     for at in 0..3 {
         assert!(!before(packed[at + 1]).contains(&moved[at]), "block {} is packed while {at} moves", at + 1);
@@ -363,6 +405,10 @@ fn every_failure_is_an_error_and_the_next_tree_arrives() {
             let (_one, sim, pool) = device();
             let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
             let mut tree = rows(45, 100);
+            if way.1 == OTHER {
+                // One that moves alone, first.
+                tree = Tree::new(&[vec![plain(2000)], vec![plain(300); 45]].concat());
+            }
             sim.state().left = Some(left);
             let done = tree.moved(&moves, sim, way);
             let is_over = sim.state().left != Some(0);
@@ -399,7 +445,6 @@ fn an_error_of_a_launch_names_the_piece_among_all() {
     for way in ALL {
         let (_one, sim, pool) = device();
         // The first is moved alone.
-        let plain = |length: i64| ((vec![length], vec![1], vec![1]), (DType::UINT8, DType::UINT8), 0);
         let mut tree = Tree::new(&[vec![plain(2000)], vec![plain(50); 10]].concat());
         let failed = tree.moved(&Moves { on_device: third, ..packing(sim, &pool) }, sim, way).unwrap_err();
         assert_eq!((failed.index, failed.error.kind()), (3, ErrorKind::CopyNeeded));
