@@ -53,6 +53,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "dequantize",
     ),
+    "65 dimensions": (lambda: torch.zeros([1] * 65), BufferError, "65 dimensions has more than 64"),
     "zero tensor": (lambda: torch._efficientzerotensor((3,)), TypeError, "no memory of its own"),
     "functionalised": (lambda: torch._to_functional_tensor(torch.ones(3)), TypeError, "no memory of its own"),
     "masked": (lambda: np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, "filled"),

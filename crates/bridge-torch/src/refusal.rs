@@ -1,6 +1,6 @@
 //! Why PyTorch does not export a tensor.
 
-use bridge_core::{Error, ErrorKind};
+use bridge_core::{Error, ErrorKind, MAX_NDIM};
 use bridge_pyo3::{PyTensor, brief_str, call};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -9,10 +9,17 @@ const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor
     another transform of torch.func wraps, such as vmap, grad and jvp): pass a .clone() of a ZeroTensor, or convert \
     outside of the transform";
 
-/// Returns why a tensor has no address.
+/// Returns why a tensor has no address, or is none that core reads.
 #[cold]
 pub(crate) fn without_memory(tensor: &PyTensor<'_>) -> Error {
     let py = tensor.py();
+    let ndim = || -> PyResult<usize> { call(tensor, intern!(py, "dim"), &[])?.extract() };
+    if let Ok(ndim) = ndim()
+        && ndim > MAX_NDIM
+    {
+        let text = format!("a tensor of {ndim} dimensions has more than {MAX_NDIM}: call .reshape() first");
+        return Error::new(ErrorKind::Layout, text);
+    }
     let length = || -> PyResult<usize> {
         call(&call(tensor, intern!(py, "untyped_storage"), &[])?, intern!(py, "nbytes"), &[])?.extract()
     };
