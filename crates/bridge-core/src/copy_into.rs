@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// `tensor` is broadcast to the shape of `out`, as in `numpy.copyto`: dimensions of length 1 and those that it lacks at
 /// the front are repeated, and those of length 1 that `out` lacks at the front are dropped. The ordering's
 /// [`Copies`](crate::Copies) copy the elements; where it has none, core copies host memory. Where `out` is in another memory, those copies move the elements there. A tensor that must be packed
-/// first ([`Pending::Packing`]) is copied by [`Adapter::compact`]. Returns the owner's stream and the one that waits for
+/// first ([`Pending::Packing`]), or whose deferred operation flips no bits, is copied by [`Adapter::compact`]. Returns the owner's stream and the one that waits for
 /// it, where they differ.
 ///
 /// # Errors
@@ -89,7 +89,8 @@ impl Sides {
         if let Some(cast) = cast {
             ordering.copies().map_or_else(|| no_cast(cast), |copies| copies.casts(cast))?;
         }
-        let is_packed = source.pending() == Some(Pending::Packing);
+        // The framework does what flipping bits does not.
+        let is_packed = source.pending().is_some_and(|pending| pending.flips(source.dtype()).is_none());
         let source = if is_packed { packed(from, tensor, &source)? } else { source };
         let source = source.broadcast_to(target.layout().shape())?;
         let Some(device) = shared(source.device(), target.device()) else {

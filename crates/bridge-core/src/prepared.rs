@@ -40,12 +40,12 @@ impl Prepared {
     /// # Errors
     ///
     /// Those of [`copy_all`](crate::copy_all) that are known before anything is written, those of
-    /// [`Copies::plan`](crate::Copies::plan), and [`ErrorKind::CopyNeeded`] for a tensor that must be packed first
-    /// ([`Pending::Packing`](crate::Pending::Packing)).
+    /// [`Copies::plan`](crate::Copies::plan), and [`ErrorKind::CopyNeeded`] for a tensor that its framework copies first
+    /// ([`Pending::Packing`](crate::Pending::Packing), and a deferred negation of integers).
     pub fn new<F, T>(pairs: &[Pair<'_, F, T>], ordering: &Arc<dyn Ordering>) -> Result<Self, Misfit> {
         let jobs = export(pairs, ordering)?;
         if let Some(Job { index, .. }) = jobs.iter().find(|job| job.is_packed) {
-            let text = "the strides of the source are not a whole number of elements: copy it with copy(), which packs it each time";
+            let text = "the framework of the source makes a copy of it first, for strides that are not a whole number of elements or a deferred negation of integers: copy it with copy(), which asks for that each time";
             return Err(Failed { index: *index, error: Error::new(ErrorKind::CopyNeeded, text) }.into());
         }
         let repeats = repeats(&jobs)?;

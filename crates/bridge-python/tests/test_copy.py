@@ -229,7 +229,7 @@ def test_fields_of_records_are_copied() -> None:
     tb.copy([whole["a"], whole["a"][0]], out=[target[0], target[1:]])
     np.testing.assert_array_equal(target[0], whole["a"])
     np.testing.assert_array_equal(target[1:], np.broadcast_to(whole["a"][0], (3, 2, 3)))
-    with pytest.raises(tb.BridgeError, match=r"tree\[0\]: the strides of the source .* copy it with copy\(\)"):
+    with pytest.raises(tb.BridgeError, match=r"tree\[0\]: the framework of the source .* copy it with copy\(\)"):
         tb.copier([whole["a"]], out=[target[0]])
 
 
@@ -307,3 +307,13 @@ def test_other_threads_run_while_much_is_copied() -> None:
         thread.join()
     assert seen
     assert target.all()
+
+
+def test_a_negation_of_integers_that_is_deferred_is_made_by_pytorch() -> None:
+    negated, one, two = torch._neg_view(torch.arange(4).int()), torch.full((4,), 9).int(), torch.zeros(2, 2)
+    tb.copy(negated, out=one)
+    assert one.tolist() == [0, -1, -2, -3]
+    tb.copy([negated[1:3], torch.ones(2)], out=[one[2:], two])
+    assert (one.tolist(), two.tolist()) == ([0, -1, -1, -2], [[1.0, 1.0]] * 2)
+    with pytest.raises(tb.BridgeError, match="negation of integers"):
+        tb.copier(negated, out=one)
