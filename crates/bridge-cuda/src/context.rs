@@ -115,14 +115,18 @@ impl<D: Driver> Devices<D> {
 
     /// Lets a device reach memory of another one, once. Where it cannot, the driver copies through the host.
     pub fn reach(&self, from: Device, to: Device) -> Result<()> {
+        // Devices beyond the bits of the word are not let.
+        let bit = u32::try_from(to.index).ok().and_then(|index| 1usize.checked_shl(index)).unwrap_or_default();
+        let slot = usize::try_from(from.index).ok().and_then(|index| self.slots.get(index));
+        if slot.is_none_or(|slot| slot.reached.load(Relaxed) & bit == bit) {
+            return Ok(());
+        }
         let other = self.enter(to)?.context();
         let entered = self.enter(from)?;
-        let bit = 1usize.checked_shl(to.index as u32).unwrap_or_default();
-        if bit != 0 && entered.slot.reached.fetch_or(bit, Relaxed) & bit == 0 {
-            // The frameworks may have done it, and some pairs of devices have no way.
-            let _ = self.relaxed(|| self.driver.reach(other));
-            let _ = self.relaxed(|| self.driver.open_pool(to.index, from.index));
-        }
+        // The frameworks may have done it, and some pairs of devices have no way.
+        let _ = self.relaxed(|| self.driver.reach(other));
+        let _ = self.relaxed(|| self.driver.open_pool(to.index, from.index));
+        entered.slot.reached.fetch_or(bit, Relaxed);
         Ok(())
     }
 
