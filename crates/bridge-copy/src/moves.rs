@@ -67,6 +67,7 @@ pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<()
 pub struct Trial<'a> {
     link: &'a dyn Link,
     pool: Pool,
+    lanes: Lanes,
     cuts: Cuts,
 }
 
@@ -78,7 +79,7 @@ impl<'a> Trial<'a> {
 
     /// Returns moves with staging of their own, which stays allocated.
     pub const fn new(link: &'a dyn Link, cuts: Cuts) -> Self {
-        Self { link, pool: Pool::new(&cuts), cuts }
+        Self { link, pool: Pool::new(&cuts), lanes: Lanes::new(), cuts }
     }
 
     /// Moves the elements.
@@ -91,8 +92,8 @@ impl<'a> Trial<'a> {
     ///
     /// As of [`bridge_core::Copies::copy`].
     pub unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, stream: Stream) -> Result<()> {
-        let Self { link, pool, cuts } = self;
-        let (link, lanes, on_host) = (*link, &LANES, host::copy_all);
+        let Self { link, pool, lanes, cuts } = self;
+        let (link, on_host) = (*link, host::copy_all);
         let moves = Moves { link, pool, lanes, cuts, on_device: kernels::copy_all, on_host, order };
         let piece = Piece { from, to, flips: 0, cast: None };
         // SAFETY: the caller's promises.

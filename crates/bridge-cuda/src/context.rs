@@ -13,6 +13,13 @@ const KINDS: [DeviceKind; 3] = [DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceK
 /// Result codes of calls that a capture forbids (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and the following codes).
 const CAPTURING: std::ops::RangeInclusive<u32> = 900..=908;
 
+/// Result codes that another call would have as well: a framework has let the devices reach each other already
+/// (`CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`), or they cannot (`…_UNSUPPORTED`), not so many of them
+/// (`CUDA_ERROR_TOO_MANY_PEERS`), or not by this driver (`…_NOT_SUPPORTED`, `…_INVALID_DEVICE`).
+fn is_final(failure: Failure) -> bool {
+    [704, 217, 711, 801, 101].contains(&failure.code)
+}
+
 /// The most events that a pool keeps. More are in use only while many releases are pending.
 const POOLED: usize = 64;
 
@@ -60,7 +67,7 @@ impl Pool {
 struct Slot {
     context: OnceLock<Context>,
     events: Pool,
-    /// A bit for each device whose memory this one has been let reach.
+    /// A bit for each of the first 64 devices whose memory this one reaches, or never can.
     reached: atomic::AtomicUsize,
 }
 
@@ -113,9 +120,9 @@ impl<D: Driver> Devices<D> {
         Ok(ordinal.map_or(true, |ordinal| ordinal == device.index))
     }
 
-    /// Lets a device reach memory of another one, once. Where it cannot, the driver copies through the host.
+    /// Lets a device reach memory of another one. Where it cannot, the driver copies through the host.
     pub fn reach(&self, from: Device, to: Device) -> Result<()> {
-        // Devices beyond the bits of the word are not let.
+        // Only the first 64 devices have a bit.
         let bit = u32::try_from(to.index).ok().and_then(|index| 1usize.checked_shl(index)).unwrap_or_default();
         let slot = usize::try_from(from.index).ok().and_then(|index| self.slots.get(index));
         if slot.is_none_or(|slot| slot.reached.load(Relaxed) & bit == bit) {
@@ -123,10 +130,11 @@ impl<D: Driver> Devices<D> {
         }
         let other = self.enter(to)?.context();
         let entered = self.enter(from)?;
-        // The frameworks may have done it, and some pairs of devices have no way.
-        let _ = self.relaxed(|| self.driver.reach(other));
-        let _ = self.relaxed(|| self.driver.open_pool(to.index, from.index));
-        entered.slot.reached.fetch_or(bit, Relaxed);
+        let outcomes = self.relaxed(|| Ok([self.driver.reach(other), self.driver.open_pool(to.index, from.index)]))?;
+        // What fails for another reason may work next time.
+        if outcomes.iter().all(|outcome| outcome.is_ok_and(|()| true) || outcome.is_err_and(is_final)) {
+            entered.slot.reached.fetch_or(bit, Relaxed);
+        }
         Ok(())
     }
 

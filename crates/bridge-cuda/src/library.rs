@@ -88,7 +88,7 @@ functions! {
     Pools:
     cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream);
     cuMemFreeAsync(CUdeviceptr, CUstream);
-    cuDeviceGetDefaultMemPool(*mut CUmemoryPool, CUdevice);
+    cuDeviceGetMemPool(*mut CUmemoryPool, CUdevice);
     cuMemPoolSetAccess(CUmemoryPool, *const AccessOf, usize);
 }
 
@@ -211,7 +211,7 @@ impl Driver for Cuda {
         // SAFETY: the outputs are writable, and a wrong ordinal is an error; the pool lives as long as the driver.
         unsafe {
             call!(self, cuDeviceGet(&mut device, owner))?;
-            call!(in pools, cuDeviceGetDefaultMemPool(&mut pool, device))?;
+            call!(in pools, cuDeviceGetMemPool(&mut pool, device))?;
             call!(in pools, cuMemPoolSetAccess(pool, &AccessOf::all(reader), 1))
         }
     }

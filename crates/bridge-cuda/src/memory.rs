@@ -273,7 +273,7 @@ mod tests {
     /// Also where the driver cannot: it copies through the host then.
     #[test]
     fn a_device_is_let_reach_another_one_once() {
-        for code in [0, 217] {
+        for code in [0, 217, 2] {
             let devices = devices();
             devices.driver().fail("cuCtxEnablePeerAccess", code);
             devices.driver().fail("cuMemPoolSetAccess", code);
@@ -283,7 +283,9 @@ mod tests {
             let calls = devices.driver().take_calls();
             let reached = calls.into_iter().filter(|call| matches!(call, Call::Reach(_) | Call::OpenPool(..)));
             let of = |other: i32, own| [Call::Reach(Fake::primary(other)), Call::OpenPool(other, own)];
-            assert_eq!(reached.collect::<Vec<_>>(), [of(1, 0), of(0, 1)].concat());
+            // Memory may be there the next time.
+            let expected = if code == 2 { vec![of(1, 0), of(1, 0), of(0, 1)] } else { vec![of(1, 0), of(0, 1)] };
+            assert_eq!(reached.collect::<Vec<_>>(), expected.concat());
             assert_eq!(devices.driver().current_context(), Ok(None));
         }
     }

@@ -2,7 +2,7 @@
 
 use super::pieces::{Laid, Table};
 use super::table::Kernel;
-use super::{askew, casts, launch, one, parameters, planned};
+use super::{askew, casts, halfway, launch, one, parameters, planned};
 use crate::moves;
 use bridge_core::{Cast, Device, DeviceBuffer, Failed, Layout, Piece, Planned, Result, Stream, Strided};
 use smallvec::SmallVec;
@@ -31,9 +31,12 @@ pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<()
     let tabled =
         pieces.len() >= FEWEST && !moves::is_captured(device, stream).map_err(|error| Failed { index: 0, error })?;
     let (tables, others) = tables(pieces, if tabled { FEWEST } else { usize::MAX });
+    let mut launches = 0;
     for index in others {
         // SAFETY: the caller's promises.
-        unsafe { one(&pieces[index], stream) }.map_err(|error| Failed { index, error })?;
+        let launched = unsafe { one(&pieces[index], stream) };
+        launched.map_err(|error| Failed { index, error: halfway(launches, error) })?;
+        launches += 1;
     }
     for table in tables {
         let launched = || {
@@ -43,7 +46,8 @@ pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<()
             unsafe { table.at(uploaded.address()).launch(device, stream) }
         };
         // The table is as good as its first piece.
-        launched().map_err(|error| Failed { index: table.index, error })?;
+        launched().map_err(|error| Failed { index: table.index, error: halfway(launches, error) })?;
+        launches += 1;
     }
     Ok(())
 }

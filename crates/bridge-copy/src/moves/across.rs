@@ -15,13 +15,14 @@ type Place = (Device, Stream);
 struct Lane {
     moving: Place,
     spreading: Place,
-    /// The caller's stream of the last move, and the end of that move in it.
+    /// The caller's stream of the last move, and the end of that move in it. Without it only that stream can have them.
     caller: Place,
-    end: Mark,
+    end: Option<Mark>,
 }
 
-/// Streams of the package. A move has those of an earlier one from the same stream of the caller, for whose end it waits
-/// anyway, or of one that has ended. So it never waits for work in another stream of the caller.
+/// Streams of the package, for one move at a time. An earlier move from the same stream of the caller leaves its streams
+/// to the next one, which waits for it anyway; any other move takes those of a move that has ended. So no move waits for
+/// another stream of the caller.
 pub(super) struct Lanes(Mutex<Vec<Lane>>);
 
 impl Lanes {
@@ -37,11 +38,14 @@ impl Lanes {
     fn take(&self, link: &dyn Link, caller: Place, to: Device) -> Result<(Place, Place)> {
         let mut lanes = self.lanes();
         let fits = |lane: &Lane| (lane.moving.0, lane.spreading.0) == (caller.0, to);
-        let has_ended = |lane: &Lane| link.is_reached(caller.0, &lane.end).unwrap_or(false);
+        let reached = |end: &Mark| link.is_reached(caller.0, end).unwrap_or(false);
+        let has_ended = |lane: &Lane| lane.end.as_ref().is_some_and(reached);
         let own = lanes.iter().position(|lane| fits(lane) && lane.caller == caller);
         if let Some(at) = own.or_else(|| lanes.iter().position(|lane| fits(lane) && has_ended(lane))) {
             let Lane { moving, spreading, end, .. } = lanes.swap_remove(at);
-            link.release(caller.0, end);
+            if let Some(end) = end {
+                link.release(caller.0, end);
+            }
             return Ok((moving, spreading));
         }
         drop(lanes);
@@ -50,10 +54,8 @@ impl Lanes {
 
     /// Takes the streams back after the caller's was made to wait for them.
     fn give(&self, link: &dyn Link, caller: Place, (moving, spreading): (Place, Place)) {
-        // Without a mark it is not known when they can be used again.
-        if let Ok(end) = link.mark(caller.0, caller.1) {
-            self.lanes().push(Lane { moving, spreading, caller, end });
-        }
+        let end = link.mark(caller.0, caller.1).ok();
+        self.lanes().push(Lane { moving, spreading, caller, end });
     }
 }
 
@@ -89,8 +91,10 @@ impl<'a> Relay<'a> {
         let (packed, arriving) = Default::default();
         let relay = Self { moves, packing, moving, spreading, packed, arriving, has_spread: false, lane };
         // What moves first may not be packed.
-        relay.order(packing, moving)?;
-        Ok(relay)
+        match relay.order(packing, moving) {
+            Ok(()) => Ok(relay),
+            Err(error) => relay.end().and(Err(error)),
+        }
     }
 
     /// Moves a load. The next one is prepared for.
@@ -166,26 +170,27 @@ impl<'a> Relay<'a> {
         self.order(self.spreading, self.moving)
     }
 
-    /// Lets the caller's stream wait for everything.
+    /// Lets the caller's stream wait for everything, or the host where streams cannot wait for each other.
     ///
     /// # Errors
     ///
-    /// The streams cannot wait for each other, and neither can the host.
+    /// The host cannot wait either. Memory that copies may still use is leaked.
     pub fn end(self) -> Result<()> {
         let Self { packing, moving, spreading, .. } = self;
         let meet = |earlier, later| self.order(earlier, later).or_else(|_| wait(self.moves.link, earlier));
         // Blocks of a move that has failed are freed in the stream that would have spread them.
-        let met = if self.arriving.is_empty() { Ok(()) } else { meet(moving, spreading) }
-            .and_then(|()| meet(moving, packing))
-            .and_then(|()| if self.has_spread { meet(spreading, packing) } else { Ok(()) });
-        match (&met, self.lane) {
-            // Copies may read and write them at any time.
-            (Err(_), _) => self.packed.into_iter().chain(self.arriving).for_each(std::mem::forget),
-            (Ok(()), Some(lane)) => {
-                drop((self.packed, self.arriving));
-                self.moves.lanes.give(self.moves.link, packing, lane);
+        let arrived = if self.arriving.is_empty() { Ok(()) } else { meet(moving, spreading) };
+        let moved = meet(moving, packing);
+        let spread = if self.has_spread { meet(spreading, packing) } else { Ok(()) };
+        for (met, blocks) in [(&arrived, self.arriving), (&moved, self.packed)] {
+            match met {
+                Ok(()) => drop(blocks),
+                Err(_) => blocks.into_iter().for_each(std::mem::forget),
             }
-            (Ok(()), None) => (),
+        }
+        let met = arrived.and(moved).and(spread);
+        if let (Ok(()), Some(lane)) = (&met, self.lane) {
+            self.moves.lanes.give(self.moves.link, packing, lane);
         }
         met.map_err(undefined)
     }

@@ -16,7 +16,8 @@ thread_local! {
 /// Calls `tick` after each piece that this thread copies of a move in `body`. Other threads may have copied more, and
 /// the last pieces may still be on their way.
 ///
-/// A move between pinned memory and a device, and one between two devices, is one copy by the driver: without pieces.
+/// A move between pinned memory and a device is one copy by the driver, without pieces. So is one between two devices,
+/// unless it is packed into several blocks.
 pub fn ticking<R>(tick: Tick, body: impl FnOnce() -> R) -> R {
     with(Some(tick), body)
 }

@@ -451,6 +451,28 @@ fn an_error_of_a_launch_names_the_piece_among_all() {
     }
 }
 
+/// One failure of an order or a mark leaves no stream behind.
+#[test]
+fn streams_of_a_move_that_has_failed_are_used_again() {
+    static FAILS: Mutex<usize> = Mutex::new(usize::MAX);
+    fn once(earlier: Place, later: Place) -> Result<()> {
+        let mut left = FAILS.lock().unwrap();
+        *left = left.wrapping_sub(1);
+        if *left == 0 { Err(Error::new(ErrorKind::Driver, "planned failure")) } else { order(earlier, later) }
+    }
+    let (_one, sim, pool) = device();
+    let moves = Moves { order: once, ..packing(sim, &pool) };
+    let mut tree = rows(50, 304);
+    for at in 1..25 {
+        *FAILS.lock().unwrap() = at;
+        let failed = tree.moved(&moves, sim, (GPU, OTHER)).is_err();
+        *FAILS.lock().unwrap() = usize::MAX;
+        tree.moved(&moves, sim, (GPU, OTHER)).map_err(|failed| failed.error).unwrap();
+        let streams = sim.state().streams;
+        assert_eq!((tree.wrong(), streams, remaining(sim)), (0, 2, (0, 0)), "{at}, failed: {failed}");
+    }
+}
+
 #[test]
 fn a_piece_that_cannot_be_moved_keeps_all_from_being_moved() {
     let (_one, sim, pool) = device();
