@@ -91,8 +91,8 @@ pub struct Capabilities {
     /// Whether [`Subject::captured`] captures graphs.
     #[serde(default)]
     pub graphs: bool,
-    /// Whether others wait for the work in the legacy default stream alone, and it for theirs: users of another stream
-    /// order it after the legacy default stream themselves before they write to what was exported.
+    /// Whether it names the legacy default stream whatever its current one is. Others are ordered with that stream alone,
+    /// and users of another stream order it themselves.
     #[serde(default)]
     pub legacy_stream: bool,
     /// Whether [`Subject::on_stream`] takes streams of other frameworks too.

@@ -139,6 +139,7 @@ struct Scene<'a, F, T> {
 impl<'a, F, T> Scene<'a, F, T> {
     fn new(pair: &'a Pair<'a, F, T>, case: &'a Case) -> Result<Self, Failure> {
         let (streams, from, to) = (pair.streams(), pair.from.capabilities(), pair.to.capabilities());
+        // A copy is ordered with the stream that the library names.
         let written = if from.legacy_stream { 0 } else { case.streams.write };
         let (writer, reader) = (streams.from(written), streams.to(case.streams.read));
         // A tensor that is filled by another one leaves its parts behind.

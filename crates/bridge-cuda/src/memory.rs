@@ -272,7 +272,7 @@ mod tests {
 
     /// Also where the driver cannot: it copies through the host then.
     #[test]
-    fn a_device_is_let_reach_another_one_once() {
+    fn a_device_reaches_another_one_from_the_first_copy_on() {
         for code in [0, 217, 2] {
             let devices = devices();
             devices.driver().fail("cuCtxEnablePeerAccess", code);

@@ -136,9 +136,6 @@ pub trait Sharing: Send + Sync {
     /// Destroys an event.
     fn destroy(&self, device: Device, signal: Signal);
 
-    /// Makes a stream that the default streams do not wait for. It lives as long as the process.
-    fn stream(&self, device: Device) -> Result<Stream>;
-
     /// Allocates memory that leaves the process by a handle, and ends with it.
     fn allocate_sharable(&self, device: Device, nbytes: usize) -> Result<usize>;
 
@@ -287,11 +284,6 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
     fn destroy(&self, device: Device, signal: Signal) {
         // Without the context the driver has destroyed the event already.
         let _ = self.enter(device).map(|_entered| self.driver().destroy_event(signal.0));
-    }
-
-    fn stream(&self, device: Device) -> Result<Stream> {
-        let _entered = self.enter(device)?;
-        self.relaxed(|| self.driver().create_stream())
     }
 
     fn allocate_sharable(&self, device: Device, nbytes: usize) -> Result<usize> {

@@ -68,10 +68,11 @@ pub(super) struct Relay<'a> {
     moving: Place,
     /// In which the target's device spreads.
     spreading: Place,
+    /// The target's device.
+    to: Device,
     /// Blocks that are packed, until their copy has left; and blocks for what arrives, until it is spread.
     packed: VecDeque<Block<'a>>,
     arriving: VecDeque<Block<'a>>,
-    has_spread: bool,
     /// The streams that are given back.
     lane: Option<(Place, Place)>,
 }
@@ -89,7 +90,7 @@ impl<'a> Relay<'a> {
         let (own, spreading) = lane.unwrap_or((packing, packing));
         let moving = if overlaps { own } else { packing };
         let (packed, arriving) = Default::default();
-        let relay = Self { moves, packing, moving, spreading, packed, arriving, has_spread: false, lane };
+        let relay = Self { moves, packing, moving, spreading, to, packed, arriving, lane };
         // What moves first may not be packed.
         match relay.order(packing, moving) {
             Ok(()) => Ok(relay),
@@ -112,7 +113,7 @@ impl<'a> Relay<'a> {
         };
         // SAFETY: the caller's promises. A block has room for the bytes, and is used for them alone until they are spread.
         unsafe {
-            let (from, to) = ((self.packing.0, source), (self.target(load), target));
+            let (from, to) = ((self.packing.0, source), (self.to, target));
             self.moves.link.copy(from, to, load.nbytes(), self.moving.1)
         }
         .map_err(|error| of_all(undefined(error)))?;
@@ -166,7 +167,6 @@ impl<'a> Relay<'a> {
     fn make_room(&mut self, nbytes: usize) -> Result<()> {
         let (device, stream) = self.spreading;
         self.arriving.push_back(Block::new(self.moves.link, device, nbytes, stream)?);
-        self.has_spread = true;
         self.order(self.spreading, self.moving)
     }
 
@@ -181,7 +181,7 @@ impl<'a> Relay<'a> {
         // Blocks of a move that has failed are freed in the stream that would have spread them.
         let arrived = if self.arriving.is_empty() { Ok(()) } else { meet(moving, spreading) };
         let moved = meet(moving, packing);
-        let spread = if self.has_spread { meet(spreading, packing) } else { Ok(()) };
+        let spread = meet(spreading, packing);
         for (met, blocks) in [(&arrived, self.arriving), (&moved, self.packed)] {
             match met {
                 Ok(()) => drop(blocks),
@@ -197,14 +197,6 @@ impl<'a> Relay<'a> {
 
     fn order(&self, earlier: Place, later: Place) -> Result<()> {
         if earlier == later { Ok(()) } else { (self.moves.order)(earlier, later) }
-    }
-
-    /// Returns the device of the targets.
-    fn target(&self, load: &Load<'_>) -> Device {
-        match load {
-            Load::Alone(wired) => wired.piece.to.device,
-            Load::Packed(_) => self.spreading.0,
-        }
     }
 }
 

@@ -1,17 +1,17 @@
-//! Moves over a link without a device. Its streams are as late as streams can be: work runs when the host waits for it
-//! and no earlier, and of two streams that do not wait for each other the later work is the first to run. So a buffer
-//! that is used again too early, and bytes that are read too early, are wrong every time.
+//! Moves over a link without a device (`sim.rs`): a buffer that is used again too early, and bytes that are read too
+//! early, are wrong every time.
 
 mod packed;
+mod sim;
 mod staging;
 
 use super::packed::is_dense;
 use super::*;
 use bridge_core::{Cast, DType, poison};
-use bridge_cuda::Mark;
 use proptest::prelude::*;
+use sim::{Kind, Place, Sim, State, Work, own};
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ptr::{with_exposed_provenance as at, with_exposed_provenance_mut as at_mut};
 use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard};
@@ -24,227 +24,6 @@ const KEPT: usize = CUTS.buffers();
 // SAFETY: no driver sees this stream.
 const STREAM: Stream = unsafe { Stream::from_handle(0xa0) };
 
-/// Work in a stream.
-type Work = Box<dyn FnOnce() + Send>;
-
-/// A stream of a device.
-type Place = (Device, Stream);
-
-/// What work is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Copy,
-    Launch,
-    Fill,
-}
-
-/// Work, and that which runs before it, by number.
-struct Node {
-    place: Place,
-    kind: Kind,
-    work: Option<Work>,
-    after: Vec<usize>,
-}
-
-#[derive(Default)]
-struct State {
-    nodes: Vec<Node>,
-    /// What the next work in a stream waits for.
-    ends: HashMap<Place, Vec<usize>>,
-    /// Marks by number, and what they wait for.
-    marks: HashMap<usize, Vec<usize>>,
-    submitted: usize,
-    done: usize,
-    /// How many streams were made, two for each lane.
-    streams: usize,
-    made: usize,
-    /// Memory that was freed, with other bytes than those that were there.
-    freed: Vec<Box<[u128]>>,
-    /// Live memory, by address.
-    memory: HashMap<usize, Box<[u128]>>,
-    /// How much of it is memory of the device.
-    blocks: usize,
-    /// Pinned memory that belongs to the test.
-    pinned: HashSet<usize>,
-    copies: Vec<(Device, Device, usize)>,
-    /// The pieces of each launch.
-    launches: Vec<usize>,
-    /// Streams that waited for one another, the earlier first.
-    orders: Vec<[(Device, Stream); 2]>,
-    waits: usize,
-    captured: bool,
-    /// Calls until one fails.
-    left: Option<usize>,
-    /// Claims that every mark is reached.
-    lies: bool,
-}
-
-#[derive(Default)]
-struct Sim(Mutex<State>);
-
-impl Sim {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap()
-    }
-
-    /// Counts a call, which may be the one that fails.
-    fn call(&self) -> Result<MutexGuard<'_, State>> {
-        let mut state = self.state();
-        match &mut state.left {
-            Some(0) => return Err(Error::new(ErrorKind::Driver, "planned failure")),
-            Some(left) => *left -= 1,
-            None => (),
-        }
-        Ok(state)
-    }
-
-    fn submit(state: &mut State, (place, kind): (Place, Kind), work: Work) {
-        let after = state.ends.insert(place, vec![state.nodes.len()]).unwrap_or_default();
-        state.nodes.push(Node { place, kind, work: Some(work), after });
-        state.submitted += 1;
-    }
-
-    /// Runs work and what comes before it.
-    fn run(state: &mut State, until: &[usize]) {
-        let mut wanted = until.to_vec();
-        while let Some(number) = wanted.last().copied() {
-            let node = &mut state.nodes[number];
-            if node.work.is_some() && !node.after.is_empty() {
-                wanted.append(&mut node.after);
-                continue;
-            }
-            wanted.pop();
-            if let Some(work) = node.work.take() {
-                work();
-                state.done += 1;
-            }
-        }
-    }
-
-    /// Runs all work, the latest first that waits for nothing.
-    fn finish(&self) {
-        let state = &mut *self.state();
-        let is_done = |state: &State, number: &usize| state.nodes[*number].work.is_none();
-        let is_ready =
-            |state: &State, node: &Node| node.work.is_some() && node.after.iter().all(|number| is_done(state, number));
-        while let Some(number) = state.nodes.iter().rposition(|node| is_ready(state, node)) {
-            Self::run(state, &[number]);
-        }
-        state.freed.clear();
-    }
-
-    /// Overwrites memory in stream order.
-    fn garble(state: &mut State, place: Place, (start, nbytes): (usize, usize)) {
-        // SAFETY: the memory is kept until all work has run.
-        let fill = move || unsafe { at_mut::<u8>(start).write_bytes(0xef, nbytes) };
-        Self::submit(state, (place, Kind::Fill), Box::new(fill));
-    }
-
-    fn allocate_bytes(state: &mut State, nbytes: usize) -> usize {
-        let mut memory = vec![0xabab_u128; nbytes.div_ceil(16)].into_boxed_slice();
-        let address = memory.as_mut_ptr().expose_provenance();
-        state.memory.insert(address, memory);
-        address
-    }
-}
-
-impl Link for Sim {
-    unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, stream: Stream) -> Result<()> {
-        let mut state = self.call()?;
-        state.copies.push((from.0, to.0, nbytes));
-        let place = (if is_host(from.0) { to.0 } else { from.0 }, stream);
-        let (from, to) = (from.1, to.1);
-        // SAFETY: the promises of `copy`.
-        Self::submit(
-            &mut state,
-            (place, Kind::Copy),
-            Box::new(move || unsafe { at::<u8>(from).copy_to(at_mut(to), nbytes) }),
-        );
-        Ok(())
-    }
-
-    fn new_stream(&self, device: Device) -> Result<Stream> {
-        let state = &mut *self.call()?;
-        state.streams += 1;
-        let number = (state.streams - 1) / 2;
-        Ok(own(device, number).1)
-    }
-
-    fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
-        let mut state = self.call()?;
-        state.made += 1;
-        let (number, end) = (state.made, state.ends.get(&(device, stream)).cloned().unwrap_or_default());
-        state.marks.insert(number, end);
-        Ok(Mark::new(number))
-    }
-
-    fn is_reached(&self, _: Device, mark: &Mark) -> Result<bool> {
-        let state = self.call()?;
-        Ok(state.lies || state.marks[&mark.number()].iter().all(|number| state.nodes[*number].work.is_none()))
-    }
-
-    fn wait(&self, _: Device, mark: &Mark) -> Result<()> {
-        let mut state = self.call()?;
-        state.waits += 1;
-        if !state.lies {
-            let until = state.marks[&mark.number()].clone();
-            Self::run(&mut state, &until);
-        }
-        Ok(())
-    }
-
-    fn release(&self, _: Device, mark: Mark) {
-        self.state().marks.remove(&mark.number()).expect("a mark is released once");
-    }
-
-    unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
-        let fill = move || {
-            // SAFETY: the block is freed by later work of the same queue.
-            unsafe { at_mut::<u8>(address).write_bytes(poison::BYTE, nbytes) };
-            poison::filled();
-        };
-        Self::submit(&mut self.state(), ((device, stream), Kind::Fill), Box::new(fill));
-        Ok(())
-    }
-
-    fn is_captured(&self, _: Device, _: Stream) -> Result<bool> {
-        Ok(self.call()?.captured)
-    }
-
-    fn is_pinned(&self, address: usize, _: usize) -> Result<bool> {
-        Ok(self.call()?.pinned.contains(&address))
-    }
-
-    fn allocate_pinned(&self, _: Device, nbytes: usize) -> Result<usize> {
-        Ok(Self::allocate_bytes(&mut *self.call()?, nbytes))
-    }
-
-    unsafe fn free_pinned(&self, _: Device, address: usize) -> Result<()> {
-        self.state().memory.remove(&address).expect("memory is freed once");
-        Ok(())
-    }
-
-    fn allocate(&self, device: Device, nbytes: usize, stream: Stream) -> Result<usize> {
-        let mut state = self.call()?;
-        state.blocks += 1;
-        let address = Self::allocate_bytes(&mut state, nbytes);
-        // It is that of an earlier owner until the stream is there.
-        Self::garble(&mut state, (device, stream), (address, nbytes));
-        Ok(address)
-    }
-
-    unsafe fn free(&self, device: Device, address: usize, stream: Stream) -> Result<()> {
-        let mut state = self.state();
-        let mut memory = state.memory.remove(&address).expect("memory is freed once");
-        state.blocks -= 1;
-        let bytes = (memory.as_mut_ptr().expose_provenance(), size_of_val(&*memory));
-        state.freed.push(memory);
-        // The next owner has it after the work that uses it.
-        Self::garble(&mut state, (device, stream), bytes);
-        Ok(())
-    }
-}
-
 #[test]
 fn memory_of_the_pool_is_overwritten_after_its_work_and_before_it_is_freed() {
     let sim = Sim::default();
@@ -255,12 +34,6 @@ fn memory_of_the_pool_is_overwritten_after_its_work_and_before_it_is_freed() {
     assert!(!bytes().contains(&poison::BYTE), "the stream has not come there");
     sim.finish();
     assert_eq!(bytes(), [poison::BYTE; 48]);
-}
-
-/// Returns the stream of a device in the nth lane that was made.
-fn own(device: Device, lane: usize) -> Place {
-    // SAFETY: no driver sees this stream.
-    (device, unsafe { Stream::from_handle(0xb0 + device.index as u64 + 0x10 * lane as u64) })
 }
 
 /// Returns the offset in bytes of each element, in row-major order.

@@ -6,7 +6,7 @@ use crate::line::broken;
 use crate::own::Own;
 use crate::wire::{Hex, Point};
 use bridge_core::{Device, Result, Stream};
-use bridge_cuda::{Signal, ordering, sharing, words};
+use bridge_cuda::{Signal, link, ordering, sharing, words};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,8 +27,7 @@ pub(super) fn lane(device: Device, role: Role) -> Result<At> {
     if let Some(lane) = lanes.get(&(device.index, role)) {
         return Ok(*lane);
     }
-    let driver = sharing()?;
-    let lane = At { uuid: Hex(driver.uuid(device)?), device, stream: driver.stream(device)? };
+    let lane = At { uuid: Hex(sharing()?.uuid(device)?), device, stream: link()?.new_stream(device)? };
     lanes.insert((device.index, role), lane);
     Ok(lane)
 }
