@@ -2,12 +2,13 @@
 #include "cast.cuh"
 #include "flat.cuh"
 #include "pieces.cuh"
+#include "shifted.cuh"
 #include "split.cuh"
 #include "tile.cuh"
 
-#define KERNEL_OF(threads, name, Parameters, call) \
-    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Parameters p) { call(p); }
-#define KERNEL(name, Parameters, call) KERNEL_OF(THREADS, name, Parameters, call)
+#define KERNEL_OF(bounds, name, Parameters, call) \
+    extern "C" __global__ void __launch_bounds__ bounds name(const __grid_constant__ Parameters p) { call(p); }
+#define KERNEL(name, Parameters, call) KERNEL_OF((THREADS), name, Parameters, call)
 
 KERNEL(flat1, Flat, flat<u8>)
 KERNEL(flat2, Flat, flat<u16>)
@@ -33,8 +34,10 @@ KERNEL(tile8, Tile, (tile<u64, 64>))
 KERNEL(tile16, Tile, (tile<u128, 32>))
 KERNEL(words1, Tile, (vectors<u32, 1, 128, 128, THREADS>))
 KERNEL(words2, Tile, (vectors<u32, 2, 128, 128, THREADS>))
+KERNEL_OF((THREADS, 4), shifted1, Tile, shifted<1>)
+KERNEL(shifted2, Tile, shifted<2>)
 KERNEL(vectors1, Tile, (vectors<u128, 1, 128, 128, THREADS>))
-KERNEL_OF(512, vectors1_wide, Tile, (vectors<u128, 1, 256, 256, 512>))
+KERNEL_OF((512), vectors1_wide, Tile, (vectors<u128, 1, 256, 256, 512>))
 KERNEL(vectors2, Tile, (vectors<u128, 2, 64, 64, THREADS>))
 KERNEL(vectors2_wide, Tile, (vectors<u128, 2, 128, 128, THREADS>))
 KERNEL(vectors4, Tile, (vectors<u128, 4, 64, 64, THREADS>))

@@ -9,11 +9,13 @@ struct Block {
     u32 first_i, first_o, count_i, count_o;
 };
 
-// Blocks that run at a time are next to each other in the target: the sectors at the edges of their rows are written
-// whole, because the cache still has the first half.
+// Blocks that run at a time are next to each other, so that the sectors at the edges of their rows are used as a whole:
+// the cache still has the other part.
 __device__ __forceinline__ Block block(const Tile &p) {
-    const u32 row = divide(blockIdx.x, p.tiles_o), o = blockIdx.x - row * p.tiles_o.length;
-    const u32 rest = divide(row, p.tiles_i), i = row - rest * p.tiles_i.length;
+    const Dim &fast = p.along_i ? p.tiles_i : p.tiles_o, &slow = p.along_i ? p.tiles_o : p.tiles_i;
+    const u32 row = divide(blockIdx.x, fast), in_row = blockIdx.x - row * fast.length;
+    const u32 rest = divide(row, slow), in_rest = row - rest * slow.length;
+    const u32 i = p.along_i ? in_row : in_rest, o = p.along_i ? in_rest : in_row;
     i64 from = 0, to = 0;
     step(rest, p.rest, p.ndim, from, to);
     Block at = {p.sides.from + from, p.sides.to + to, i * p.span_i, o * p.span_o};
@@ -77,6 +79,15 @@ template <typename Unit, int SIDE> __device__ __forceinline__ void tile(const Ti
                 if (writes[k]) store<Unit>(at.to + to_i[row] + to_o[k], cells[cell[k] + row * p.run] ^ flips<Unit>(p.sides));
     }
 }
+
+// The unit of `SIZE` bytes.
+template <int SIZE> struct Bytes;
+template <> struct Bytes<1> {
+    typedef u8 Unit;
+};
+template <> struct Bytes<2> {
+    typedef u16 Unit;
+};
 
 // Transposes a square of elements of `SIZE` bytes in words.
 template <int SIZE> struct Square;

@@ -24,6 +24,9 @@ const MOST_CHANNELS: usize = 32;
 const LEAST_POINTS: usize = 64;
 const LONGEST_PITCH: i64 = 256;
 
+/// The least units of a row of points with their channels: with fewer most threads of a block have nothing to do.
+const LEAST_UNITS: usize = 512;
+
 /// The least and the most bytes of a block of these.
 const LEAST_CHUNK: usize = 1 << 10;
 const SPLIT: usize = 16 << 10;
@@ -39,8 +42,24 @@ const SECTOR: u64 = 32;
 /// The least units across a tile: with fewer most of it is empty.
 const LEAST_ACROSS: usize = 12;
 
+/// Tiles of small units are at least one part in so many full.
+const FULL: usize = 8;
+
 /// The most adjacent units that a tile keeps together.
 const LONGEST_RUN: usize = 4;
+
+/// Bytes of what `shifted` moves at once.
+const WORD: usize = 4;
+
+/// The least bytes across a tile of `shifted`, and the most: of the source's rows without a word for the neighbours, and
+/// of the target's with a part before the tile.
+const SHIFTED_LEAST: usize = 62;
+const SHIFTED_I: usize = 31 * WORD;
+const SHIFTED_O: usize = 64 * WORD;
+
+/// It writes whole sectors from so many bytes of a copy and of a row on: less is written together in the cache.
+const SHIFTED_SECTORS: usize = 24 << 20;
+const SHIFTED_ROW: usize = 128;
 
 /// A launch, with offsets instead of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -204,8 +223,11 @@ impl Pass {
         }
         // A target without gaps takes several units at once.
         let ends = self.dims.iter().try_fold(step, |end, dim| (dim.to == end).then(|| end * dim.length as i64));
+        // Runs are adjacent already, and large units need no help.
+        let gathers = self.unit < 8 || fastest.from != step;
         if let Some((kernel, item, each)) = GATHERS.get(self.index())
             && ends.is_some()
+            && gathers
             && self.beyond.1.is_multiple_of(*item)
         {
             let units: usize = self.dims.iter().map(|dim| dim.length).product();
@@ -291,7 +313,9 @@ impl Pass {
             return pass.split(self.run, kernels, chunk, dense, row);
         }
         // The points run fastest in the row, and come next after the channels on the dense side.
-        let points = (usize::from(run > 1)..self.dims.len()).min_by_key(|d| row(&self.dims[*d]).abs())?;
+        // What repeats is no row.
+        let moving = (usize::from(run > 1)..self.dims.len()).filter(|d| row(&self.dims[*d]) != 0);
+        let points = moving.min_by_key(|d| row(&self.dims[*d]).abs())?;
         let pitch = dense(&self.dims[points]);
         let channels: SmallVec<[usize; 4]> =
             (0..self.dims.len()).filter(|d| dense(&self.dims[*d]).abs() < pitch).collect();
@@ -311,6 +335,7 @@ impl Pass {
             || !whole
             || length < LEAST_POINTS
             || length * (pitch as usize) < LEAST_CHUNK
+            || length * count < LEAST_UNITS
             || step > 2 * unit * run as i64
         {
             return None;
@@ -396,18 +421,60 @@ impl Pass {
                 group.push(rest.remove(next));
             }
         }
-        let narrow = self.run * total(&group_i).min(total(&group_o)) < LEAST_ACROSS;
-        if narrow || self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
+        let across_of = |group: &[usize]| total(group).min(across);
+        let narrow = self.run * across_of(&group_i).min(across_of(&group_o)) < LEAST_ACROSS;
+        // Small units are better gathered than moved in tiles that are mostly empty.
+        let empty = self.unit <= 2 && across_of(&group_i) * across_of(&group_o) * FULL <= across * across;
+        if narrow || empty || self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
             return None;
         }
         let least = total(&group_i).min(total(&group_o));
-        for whole in WHOLE.iter().filter(|whole| whole.unit == self.unit && self.run == 1) {
-            if least >= whole.least * whole.span && self.whole(whole.vector, &group_i, &group_o) {
-                let (kernel, spans) = (whole.kernel, (whole.span, whole.span));
-                return Some(self.tiled(kernel, &group_i, &group_o, spans, KERNELS[kernel as usize].1));
-            }
+        let fits = |whole: &&Whole| {
+            (whole.unit, 1) == (self.unit, self.run)
+                && least >= whole.least * whole.span
+                && self.whole(whole.vector, &group_i, &group_o)
+        };
+        let whole = WHOLE.iter().find(fits);
+        let in_words = |whole: &Whole| {
+            let spans = (whole.span, whole.span);
+            self.tiled(whole.kernel, &group_i, &group_o, spans, KERNELS[whole.kernel as usize].1)
+        };
+        whole
+            .filter(|whole| whole.vector == VECTOR)
+            .map(in_words)
+            .or_else(|| self.shifted(i))
+            .or_else(|| whole.map(in_words))
+            .or_else(|| Some(self.tiled(TILES[index], &group_i, &group_o, (across, across), 0)))
+    }
+
+    /// Tiles of small adjacent units at any address.
+    fn shifted(&self, i: usize) -> Option<Launch> {
+        let kernel = *SHIFTED.get(self.index())?;
+        let (length_i, length_o) = (self.dims[i].length, self.dims[0].length);
+        let fills = length_i.min(length_o) * self.unit >= SHIFTED_LEAST;
+        if !fills || self.run > 1 || !self.whole(self.unit, &[i], &[0]) {
+            return None;
         }
-        Some(self.tiled(TILES[index], &group_i, &group_o, (across, across), 0))
+        let nbytes = self.dims.iter().fold(self.unit, |nbytes, dim| nbytes * dim.length);
+        let whole = nbytes >= SHIFTED_SECTORS && length_o * self.unit >= SHIFTED_ROW;
+        let part = if whole { SECTOR as usize } else { WORD };
+        // Tiles of about one size, of whole words and parts.
+        let even = |units: usize, most: usize, part: usize| {
+            (units.div_ceil(units.div_ceil(most / self.unit)) * self.unit).next_multiple_of(part) / self.unit
+        };
+        let span_i = even(length_i, SHIFTED_I, WORD);
+        // A tile may end up to a part before its span.
+        let more = part / self.unit - 1;
+        let span_o = even(length_o + more, SHIFTED_O - part, part);
+        let mut launch = self.tiled(kernel, &[i], &[0], (span_i, span_o), 0);
+        if let Parameters::Tile(tile) = &mut launch.parameters {
+            tile.extent = (part / WORD) as u32;
+            let rest = launch.blocks / (tile.tiles_i.length * tile.tiles_o.length);
+            tile.tiles_o = Dim::new((tile.o.total + more as u32).div_ceil(tile.span_o), 0, 0);
+            tile.along_i = u32::from(tile.tiles_i.length < tile.tiles_o.length);
+            launch.blocks = rest * tile.tiles_i.length * tile.tiles_o.length;
+        }
+        Some(launch)
     }
 
     /// Returns whether both sides can be walked in vectors of this many bytes.
@@ -448,6 +515,8 @@ impl Pass {
             span_i,
             span_o,
             ndim,
+            along_i: 0,
+            unused: 0,
             tiles_i,
             tiles_o,
             i,
@@ -477,6 +546,7 @@ const TURNS: [Kernel; 4] = [Kernel::Turn1, Kernel::Turn2, Kernel::Turn4, Kernel:
 const ROWS: [Kernel; 4] = [Kernel::Rows1, Kernel::Rows2, Kernel::Rows4, Kernel::Rows8];
 const TILES: [Kernel; 5] = [Kernel::Tile1, Kernel::Tile2, Kernel::Tile4, Kernel::Tile8, Kernel::Tile16];
 const SIDES: [usize; 5] = [128, 64, 64, 64, 32];
+const SHIFTED: [Kernel; 2] = [Kernel::Shifted1, Kernel::Shifted2];
 const SPLITS: [Kernel; 4] = [Kernel::Split1, Kernel::Split2, Kernel::Split4, Kernel::Split8];
 const MIXES: [Kernel; 4] = [Kernel::Mix1, Kernel::Mix2, Kernel::Mix4, Kernel::Mix8];
 const JOINS: [Kernel; 4] = [Kernel::Join1, Kernel::Join2, Kernel::Join4, Kernel::Join8];

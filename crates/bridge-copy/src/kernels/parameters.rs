@@ -91,6 +91,9 @@ pub(crate) struct Tile {
     pub span_i: u32,
     pub span_o: u32,
     pub ndim: u32,
+    /// Whether the next block is the next one along `i`; else it is the next one along `o`.
+    pub along_i: u32,
+    pub unused: u32,
     pub tiles_i: Dim,
     pub tiles_o: Dim,
     pub pitches: Dim,

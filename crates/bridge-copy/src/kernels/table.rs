@@ -46,6 +46,8 @@ kernels! {
     Tile16 c"tile16" 256 0;
     Words1 c"words1" 256 16896;
     Words2 c"words2" 256 33280;
+    Shifted1 c"shifted1" 256 0;
+    Shifted2 c"shifted2" 256 0;
     Vectors1 c"vectors1" 256 16384;
     Vectors1Wide c"vectors1_wide" 512 65536;
     Vectors2 c"vectors2" 256 8192;

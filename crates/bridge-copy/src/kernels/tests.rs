@@ -128,6 +128,15 @@ impl Model<'_> {
             assert!(tile.span_o.is_power_of_two() && tile.i.total <= 64, "{name}");
             assert!(tile.span_o as usize * tile.pitch as usize * unit + 16 <= launch.shared as usize, "{name}");
         }
+        if name.starts_with("shifted") {
+            assert_eq!((tile.i.ndim, tile.o.ndim, tile.run), (1, 1, 1), "{name}");
+            assert_eq!((tile.i.dims[0].from, tile.o.dims[0].to), (unit as i64, unit as i64), "{name}");
+            let (word, part) = (4 / unit as u32, tile.extent * 4 / unit as u32);
+            assert!(tile.span_i <= 31 * word && tile.span_i.is_multiple_of(word), "{name}");
+            assert!(tile.span_o + part <= 64 * word && tile.span_o.is_multiple_of(part), "{name}");
+            // Wherever the last part of a row begins, a tile writes it.
+            assert!(tile.tiles_o.length * tile.span_o >= tile.o.total + part - 1, "{name}");
+        }
         let blocks = tile.tiles_i.length * tile.tiles_o.length * rest.iter().map(|dim| dim.length).product::<u32>();
         assert_eq!((launch.blocks, launch.shared <= KERNELS[launch.kernel as usize].1), (blocks, true), "{name}");
         for r in 0..blocks / (tile.tiles_i.length * tile.tiles_o.length) {
@@ -256,7 +265,10 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
         (DType::FLOAT16, &[2, 64, 7, 64], &[0, 2, 3, 1], Vectors2),
         (DType::FLOAT32, &[64, 128], &[1, 0], Vectors4),
         (DType::FLOAT32, &[65, 127], &[1, 0], Tile4),
-        (DType::UINT8, &[516, 252], &[1, 0], Words1),
+        (DType::UINT8, &[516, 252], &[1, 0], Shifted1),
+        (DType::UINT8, &[515, 251], &[1, 0], Shifted1),
+        (DType::UINT8, &[32, 12, 20], &[2, 1, 0], Words1),
+        (DType::FLOAT16, &[63, 65, 67], &[2, 1, 0], Shifted2),
         (DType::COMPLEX128, &[64, 40], &[1, 0], Tile16),
         (DType::UINT8, &[2, 1024, 3], &[0, 2, 1], Split1),
         (DType::FLOAT32, &[2, 3, 1024], &[0, 2, 1], Join4),
@@ -369,7 +381,7 @@ fn tiles_of_many_short_dimensions_are_copied() {
         let reversed: Vec<_> = (0..ndim).rev().collect();
         let kernels = [DType::UINT8, DType::FLOAT16, DType::FLOAT32, DType::FLOAT64]
             .map(|dtype| chosen(dtype, &vec![2; ndim], &reversed));
-        assert_eq!(kernels.concat(), [Tile1, Words2, Tile4, Tile8], "{ndim} dimensions");
+        assert_eq!(kernels.concat(), [Gather1, Gather2, Tile4, Tile8], "{ndim} dimensions");
     }
 }
 
