@@ -20,10 +20,42 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(not(shuttle))]
 mod real {
     use rustix::event::{PollFd, Timespec};
-    pub(crate) use std::process::id as process;
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+    use std::ptr;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
     use std::time::{Duration, Instant};
     pub(crate) use std::{thread, thread_local};
+
+    /// Returns the number of this process. It is kept in a page that the system clears in a fork: to ask the system for
+    /// it takes longer than a conversion may, and a share of many tensors asks for each of them.
+    pub(crate) fn process() -> u32 {
+        /// `None` where the system cannot clear pages in forks, before Linux 4.14.
+        static KNOWN: OnceLock<Option<&AtomicU32>> = OnceLock::new();
+        let Some(known) = KNOWN.get_or_init(cleared_in_forks) else { return std::process::id() };
+        match known.load(Relaxed) {
+            0 => {
+                let own = std::process::id();
+                known.store(own, Relaxed);
+                own
+            }
+            own => own,
+        }
+    }
+
+    /// Returns a number in a page of its own, which is 0 here and again in every fork.
+    fn cleared_in_forks() -> Option<&'static AtomicU32> {
+        let length = rustix::param::page_size();
+        // SAFETY: a fresh mapping at an address that the system chooses.
+        let page = unsafe {
+            mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).ok()?
+        };
+        // SAFETY: the page was just mapped and holds nothing yet.
+        unsafe { madvise(page, length, Advice::LinuxWipeOnFork).ok()? };
+        // SAFETY: the page is mapped, aligned and zero, stays mapped for good, and is used through this atomic alone.
+        Some(unsafe { &*page.cast::<AtomicU32>() })
+    }
 
     /// Returns the time.
     pub(crate) fn now() -> Instant {

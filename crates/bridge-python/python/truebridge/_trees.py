@@ -6,6 +6,7 @@ docs/design/ipc.md specifies the text.
 
 import json
 import math
+from json.encoder import encode_basestring_ascii
 from typing import Any, Dict, List, Optional, Tuple
 
 from .errors import of_kind
@@ -18,34 +19,30 @@ _UNKEPT = "a number or a text beside the tensors cannot be kept as JSON: pass it
 
 _UNKNOWN = "the other process describes no tree that this one knows: use one version of truebridge in both"
 
+#: The text of a tensor by itself.
+_ALONE = '["x",0]'
+
 #: What a tree may hold beside tensors and lists.
 _INNER = (type(None), bool, int, str, float, tuple, dict)
 
 
 def flattened(x: Any) -> Tuple[List[Any], Optional[str]]:
     """Return the tensors of a tree, and the text that describes it; ``None`` for a tensor by itself."""
-    leaves, tree = described(x)
-    return leaves, text_of(tree)
+    leaves = []  # type: List[Any]
+    text = _written(x, leaves, 0)
+    return leaves, None if text == _ALONE else text
 
 
 def described(x: Any) -> Tuple[List[Any], Any]:
     """Return the tensors of a tree, and the value whose text describes it."""
-    leaves = []  # type: List[Any]
-    return leaves, _described(x, leaves, 0)
+    leaves, text = flattened(x)
+    return leaves, json.loads(text or _ALONE)
 
 
 def text_of(tree: Any) -> Optional[str]:
     """Return the text that describes a tree; ``None`` for a tensor by itself."""
-    if tree == ["x", 0]:
-        return None
-    try:
-        text = json.dumps(tree, separators=(",", ":"), check_circular=False)
-        kept = json.loads(text) == tree
-    except ValueError as error:
-        raise of_kind("argument", f"{_UNKEPT}: {error}") from error
-    if not kept:
-        raise of_kind("argument", _UNKEPT)
-    return text
+    text = json.dumps(tree, separators=(",", ":"), check_circular=False)
+    return None if text == _ALONE else text
 
 
 def shareable(x: Any) -> Tuple[List[Any], Optional[str]]:
@@ -88,30 +85,49 @@ def _walk(tree: Any, path: str, found: Dict[int, str]) -> None:
             _walk(item, f"{path}[{key!r}]", found)
 
 
-def _described(x: Any, leaves: List[Any], depth: int) -> Any:
+def _written(x: Any, leaves: List[Any], depth: int) -> str:
+    """Return the text of a tree. It makes no lists of lists, which Python's collector would visit again and again."""
     if depth > _DEEPEST:
         text = "more than {} containers are nested: share their tensors apart"
         raise of_kind("argument", text.format(_DEEPEST))
     if type(x) is list:
-        return ["l", [_described(item, leaves, depth + 1) for item in x]]
+        return _container("l", [_written(item, leaves, depth + 1) for item in x])
     # The type is asked, not the tensor: isinstance() would ask a tensor for its class once for each of these.
     if not issubclass(type(x), _INNER):
         leaves.append(x)
-        return ["x", len(leaves) - 1]
-    if x is None or isinstance(x, (bool, int, str)):
-        return ["p", x]
-    if isinstance(x, float):
-        return ["p", x] if math.isfinite(x) else ["f", repr(x)]
+        return '["x",%d]' % (len(leaves) - 1)
     if isinstance(x, tuple):
-        return ["t", [_described(item, leaves, depth + 1) for item in x]]
-    return ["d", [[_key(key), _described(item, leaves, depth + 1)] for key, item in x.items()]]
+        return _container("t", [_written(item, leaves, depth + 1) for item in x])
+    if isinstance(x, dict):
+        items = x.items()
+        return _container("d", ["[" + _key(key) + "," + _written(item, leaves, depth + 1) + "]" for key, item in items])
+    if isinstance(x, float) and not math.isfinite(x):
+        return '["f","%r"]' % float(x)
+    return '["p",' + _plain(x) + "]"
 
 
-def _key(key: Any) -> Any:
+def _container(kind: str, items: List[str]) -> str:
+    return '["' + kind + '",[' + ",".join(items) + "]]"
+
+
+def _key(key: Any) -> str:
     if key is None or isinstance(key, (bool, int, str)):
-        return key
+        return _plain(key)
     text = "a key of a shared dict is a str, an int, a bool or None, not {}: use one of these"
     raise of_kind("argument", text.format(type(key).__name__))
+
+
+def _plain(x: Any) -> str:
+    """Return the text of a number, a text or ``None``, which is read back as the same."""
+    try:
+        text = encode_basestring_ascii(x) if type(x) is str else json.dumps(x)
+        # Surrogates may be read as one character.
+        kept = "\\ud" not in text or json.loads(text) == x
+    except ValueError as error:
+        raise of_kind("argument", f"{_UNKEPT}: {error}") from error
+    if not kept:
+        raise of_kind("argument", _UNKEPT)
+    return text
 
 
 def _built(tree: Any, tensors: List[Any]) -> Any:
