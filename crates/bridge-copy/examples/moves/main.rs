@@ -6,8 +6,8 @@
 //! cargo run --release -p truebridge-copy --example moves -- trials
 //! ```
 //!
-//! With `trials` it measures what costs time, and compares moves with other pieces and threads. Without a device, it
-//! does so on a model of one.
+//! With `trials` it measures what costs time, and compares moves with other pieces and threads; with a text after it,
+//! such as `16 threads`, those alone that have it in their names. Without a device, it does so on a model of one.
 
 mod model;
 mod trials;
@@ -28,11 +28,12 @@ const SIZES: [usize; 6] = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 <
 const ROUNDS: usize = 15;
 
 fn main() -> Result<()> {
+    let only = std::env::args().nth(2);
     match std::env::args().nth(1).as_deref() {
         None => table(),
         Some("trials") => match bridge_cuda::link() {
-            Ok(link) => trials::run(link, true),
-            Err(_) => trials::run(&model::Model::new(1.0 / 55.0, 2000.0), false),
+            Ok(link) => trials::run(link, true, only.as_deref()),
+            Err(_) => trials::run(&model::Model::new(1.0 / 55.0, 2000.0), false, only.as_deref()),
         },
         Some(other) => panic!("{other} is unknown: pass `trials` or nothing"),
     }

@@ -38,8 +38,15 @@ fn cuts() -> Vec<(String, Cuts)> {
     all
 }
 
-/// Prints all tables. Without a device, `link` is a model of one.
-pub fn run(link: &dyn Link, is_real: bool) -> Result<()> {
+/// Prints all tables, or of the cuts those alone whose names have this text in them. Without a device, `link` is a model
+/// of one.
+pub fn run(link: &dyn Link, is_real: bool, only: Option<&str>) -> Result<()> {
+    if let Some(only) = only {
+        for (name, cuts) in cuts().into_iter().filter(|(name, _)| name.contains(only)) {
+            row(link, &name, cuts, &SIZES)?;
+        }
+        return Ok(());
+    }
     if is_real {
         in_pieces(link)?;
     }

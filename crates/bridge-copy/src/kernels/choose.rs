@@ -304,7 +304,9 @@ impl Pass {
         row: fn(&Step) -> i64,
     ) -> Option<Launch> {
         let (unit, joins) = (self.unit as i64, kernels == JOINS);
-        if self.unit == VECTOR {
+        // Large units lose little where they are read as they lie: runs, and what repeats and is in the cache.
+        let repeats = self.dims.iter().any(|dim| dim.from == 0);
+        if self.unit == VECTOR || (self.unit == VECTOR / 2 && (self.run > 1 || repeats)) {
             return None;
         }
         if self.run > 1 {

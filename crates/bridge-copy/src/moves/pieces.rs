@@ -17,9 +17,9 @@ use std::thread::Builder;
 
 /// The figures of moves, measured on an H200 host with 16 cores.
 pub(crate) const CUTS: Cuts = Cuts {
-    // Half the threads fill the link, but fresh memory needs all: the system clears each page at its first use.
+    // Fewer threads fill the link, but fresh memory needs all: the system clears each page at its first use.
     down: Cut { share: 4 << 20, threads: 16, buffers: 24, shortest: 512 << 10, longest: 2 << 20 },
-    up: Cut { share: 4 << 20, threads: 8, buffers: 16, shortest: 512 << 10, longest: 4 << 20 },
+    up: Cut { share: 4 << 20, threads: 12, buffers: 24, shortest: 512 << 10, longest: 4 << 20 },
     // The ends of a block do not overlap with the next one, and its memory is taken from the device's.
     block: 128 << 20,
     // A longer piece is worth a copy of its own. One block is packed and one is spread while another one moves, so the
