@@ -46,7 +46,8 @@ mod real {
 
     /// Returns a number in a page of its own, which is 0 here and again in every fork.
     fn cleared_in_forks() -> Option<&'static AtomicU32> {
-        let length = rustix::param::page_size();
+        // The system rounds it up to a page, whatever that is.
+        let length = size_of::<AtomicU32>();
         // SAFETY: a fresh mapping at an address that the system chooses.
         let page = unsafe {
             mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).ok()?

@@ -195,7 +195,8 @@ fn layout(dtype: DType, shape: &[i64], strides: Option<&[i64]>) -> Layout {
 /// A permuted, sliced and partly reversed view of compact memory, and its copies in any order.
 fn sides() -> impl Strategy<Value = (Layout, Layout, (usize, usize))> {
     const DTYPES: [DType; 5] = [DType::UINT8, DType::FLOAT16, DType::FLOAT32, DType::FLOAT64, DType::COMPLEX128];
-    let dims = prop::collection::vec((prop::sample::select(vec![1i64, 2, 3, 4, 8, 16, 33, 66, 131]), 0i64..2, -2i64..3), 1..5);
+    let dims =
+        prop::collection::vec((prop::sample::select(vec![1i64, 2, 3, 4, 8, 16, 33, 66, 131]), 0i64..2, -2i64..3), 1..5);
     let orders = (Just(()), any::<prop::sample::Index>(), any::<prop::sample::Index>());
     (dims, prop::sample::select(DTYPES.to_vec()), orders, 0usize..4, 0usize..4).prop_map(
         |(dims, dtype, (_, first, second), a, b)| {

@@ -95,14 +95,14 @@ def _written(x: Any, leaves: List[Any], depth: int) -> str:
     # The type is asked, not the tensor: isinstance() would ask a tensor for its class once for each of these.
     if not issubclass(type(x), _INNER):
         leaves.append(x)
-        return '["x",%d]' % (len(leaves) - 1)
+        return f'["x",{len(leaves) - 1}]'
     if isinstance(x, tuple):
         return _container("t", [_written(item, leaves, depth + 1) for item in x])
     if isinstance(x, dict):
         items = x.items()
         return _container("d", ["[" + _key(key) + "," + _written(item, leaves, depth + 1) + "]" for key, item in items])
     if isinstance(x, float) and not math.isfinite(x):
-        return '["f","%r"]' % float(x)
+        return f'["f","{float(x)!r}"]'
     return '["p",' + _plain(x) + "]"
 
 
