@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
-from . import _core, _hosts
+from . import _core
 from ._core import Ticket
-from ._hosts import HostTicket
 from ._trees import shareable, tree_of
 from .errors import of_kind
 
@@ -28,6 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ._core import Device, Order, Target
+    from ._hosts import HostTicket
+else:
+
+    def __getattr__(name: str) -> object:
+        if name != "HostTicket":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from ._hosts import HostTicket
+
+        return HostTicket
+
 
 __all__ = ["HostTicket", "Ticket", "configure", "end", "held", "open", "revoke", "road", "share"]
 
@@ -134,6 +143,8 @@ def share(
     if reach != "hosts" or writing is not None or isolated:
         text = "reach is 'host' or 'hosts', and other hosts receive a copy: leave writing and isolated out"
         raise of_kind("argument", text)
+    from . import _hosts
+
     _hosts.check()
     ticket = _core.ipc_share(leaves, tree, expires, None, copy)
     try:
@@ -219,13 +230,25 @@ def open(
     {'weights': array([1., 1., 1.], dtype=float32), 'step': 7}
     >>> tb.revoke(ticket)
     """
-    elsewhere = _hosts.read(ticket)
+    elsewhere = _of_hosts(ticket)
     if elsewhere is None:
-        assert not isinstance(ticket, HostTicket)
-        tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute, read_only)
+        here = cast("Ticket | str | bytes", ticket)
+        tensors, tree = _core.ipc_open(here, target, copy, device, order, permute, read_only)
         return tree_of(tree, tensors)
+    from . import _hosts
+
     tensors, tree = _hosts.open(elsewhere, target, copy, device, order, permute, read_only)
     return tree_of(tree, tensors)
+
+
+def _of_hosts(ticket: Ticket | HostTicket | str | bytes) -> HostTicket | None:
+    """Return the ticket for hosts; ``None`` if this is another one."""
+    # What serves hosts takes milliseconds to import.
+    if isinstance(ticket, Ticket) or (isinstance(ticket, (str, bytes)) and "hosts" not in str(ticket)):
+        return None
+    from . import _hosts
+
+    return _hosts.read(ticket)
 
 
 def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
@@ -286,12 +309,12 @@ def end(ticket: Ticket | HostTicket | str | bytes) -> None:
 
 
 def _end(ticket: Ticket | HostTicket | str | bytes, told: bool) -> None:
-    elsewhere = _hosts.read(ticket)
-    if elsewhere is not None:
-        _hosts.revoke(elsewhere, told)
-    else:
-        assert not isinstance(ticket, HostTicket)
-        _core.ipc_revoke(ticket, told)
+    elsewhere = _of_hosts(ticket)
+    if elsewhere is None:
+        return _core.ipc_revoke(cast("Ticket | str | bytes", ticket), told)
+    from . import _hosts
+
+    return _hosts.revoke(elsewhere, told)
 
 
 def configure(
@@ -341,7 +364,10 @@ def configure(
     others = folder is not None or users or any(one is not None for one in (connections, shares, leases, nbytes))
     if others or address is None:
         _core.ipc_configure(folder, users, connections, shares, leases, nbytes)
-    _hosts.configure(address, folder)
+    if folder is not None or address is not None:
+        from . import _hosts
+
+        _hosts.configure(address, folder)
 
 
 def held() -> dict[str, int]:
