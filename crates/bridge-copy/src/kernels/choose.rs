@@ -57,7 +57,8 @@ const SHIFTED_LEAST: usize = 62;
 const SHIFTED_I: usize = 31 * WORD;
 const SHIFTED_O: usize = 64 * WORD;
 
-/// It writes whole sectors from so many bytes of a copy and of a row on: less is written together in the cache.
+/// It writes whole sectors where a copy and a row of its target have at least so many bytes. Less stays in the cache, which
+/// joins the parts of a sector.
 const SHIFTED_SECTORS: usize = 24 << 20;
 const SHIFTED_ROW: usize = 128;
 
