@@ -45,8 +45,7 @@ struct Flat {
 // For kernels that change the order. Group `i` starts with the dimension that is fastest in the source, group `o` with
 // the one that is fastest in the target. A block takes `span_i` by `span_o` of them, at one index of the other
 // dimensions; `run` units are adjacent on both sides. The next block is the next one along `o`, or with `along_i` along
-// `i`. `pitch` and `extent` are those of split.cuh and shifted.cuh; `pitches` divides
-// by the pitch.
+// `i`. split.cuh and shifted.cuh say what `pitch` and `extent` are; `pitches` divides by the pitch.
 struct Tile {
     Sides sides;
     u32 run, pitch, extent, span_i, span_o, ndim, along_i, unused;

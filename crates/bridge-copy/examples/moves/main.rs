@@ -6,8 +6,8 @@
 //! cargo run --release -p truebridge-copy --example moves -- trials
 //! ```
 //!
-//! With `trials` it measures what costs time, and compares moves with other pieces and threads; with a text after it,
-//! such as `16 threads`, those alone that have it in their names. Without a device, it does so on a model of one.
+//! With `trials` it measures what costs time, and compares moves with other pieces and threads. A text after it, such as
+//! `16 threads`, picks the cuts whose names contain it. Without a device, it does so on a model of one.
 
 mod model;
 mod trials;

@@ -38,8 +38,7 @@ fn cuts() -> Vec<(String, Cuts)> {
     all
 }
 
-/// Prints all tables, or of the cuts those alone whose names have this text in them. Without a device, `link` is a model
-/// of one.
+/// Prints all tables, or with `only` the cuts whose names contain that text. Without a device, `link` is a model of one.
 pub fn run(link: &dyn Link, is_real: bool, only: Option<&str>) -> Result<()> {
     if let Some(only) = only {
         for (name, cuts) in cuts().into_iter().filter(|(name, _)| name.contains(only)) {

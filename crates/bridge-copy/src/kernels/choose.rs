@@ -316,7 +316,7 @@ impl Pass {
             return pass.split(self.run, kernels, chunk, dense, row);
         }
         // The points run fastest in the row, and come next after the channels on the dense side.
-        // What repeats is no row.
+        // A dimension that repeats is not a row.
         let moving = (usize::from(run > 1)..self.dims.len()).filter(|d| row(&self.dims[*d]) != 0);
         let points = moving.min_by_key(|d| row(&self.dims[*d]).abs())?;
         let pitch = dense(&self.dims[points]);

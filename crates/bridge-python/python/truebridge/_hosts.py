@@ -84,15 +84,14 @@ class HostTicket:
         return max(0.0, self.expires - time.time())
 
 
-def read(ticket: HostTicket | Ticket | str | bytes) -> HostTicket | None:
+def read(ticket: HostTicket | str) -> HostTicket | None:
     """Return the ticket for hosts; ``None`` if this is another one."""
     if isinstance(ticket, HostTicket):
         return ticket
-    text = ticket.decode(errors="replace") if isinstance(ticket, bytes) else ticket
-    if not isinstance(text, str) or not text.lstrip().startswith("{") or '"hosts"' not in text:
+    if not isinstance(ticket, str) or not ticket.lstrip().startswith("{"):
         return None
     with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
-        values = json.loads(text)
+        values = json.loads(ticket)
         if values.pop("truebridge", None) != "hosts":
             return None
         made = HostTicket(**values)

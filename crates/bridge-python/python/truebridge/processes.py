@@ -243,12 +243,13 @@ def open(
 
 def _of_hosts(ticket: Ticket | HostTicket | str | bytes) -> HostTicket | None:
     """Return the ticket for hosts; ``None`` if this is another one."""
-    # What serves hosts takes milliseconds to import.
-    if isinstance(ticket, Ticket) or (isinstance(ticket, (str, bytes)) and "hosts" not in str(ticket)):
+    text = ticket.decode(errors="replace") if isinstance(ticket, bytes) else ticket
+    # The modules for other hosts take milliseconds to import.
+    if isinstance(text, Ticket) or (isinstance(text, str) and '"hosts"' not in text):
         return None
     from . import _hosts
 
-    return _hosts.read(ticket)
+    return _hosts.read(text)
 
 
 def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
