@@ -44,11 +44,11 @@ struct Flat {
 
 // For kernels that change the order. Group `i` starts with the dimension that is fastest in the source, group `o` with
 // the one that is fastest in the target. A block takes `span_i` by `span_o` of them, at one index of the other
-// dimensions; `run` units are adjacent on both sides. The next block is the next one along `o`, or with `along_i` along
-// `i`. split.cuh and shifted.cuh say what `pitch` and `extent` are; `pitches` divides by the pitch.
+// dimensions; `run` units are adjacent in the target. The next block is the next one along `o`, or with `along_i` along
+// `i`. split.cuh, tile.cuh and shifted.cuh say what `pitch`, `extent`, `channels` and `pitches` are.
 struct Tile {
     Sides sides;
-    u32 run, pitch, extent, span_i, span_o, ndim, along_i, unused;
+    u32 run, pitch, extent, span_i, span_o, ndim, along_i, channels;
     Dim tiles_i, tiles_o, pitches;
     Group i, o;
     Dim rest[48];
@@ -91,15 +91,27 @@ struct Casts {
 
 __device__ __forceinline__ u32 divide(u32 n, const Dim &dim) { return (__umulhi(n, dim.magic) + n) >> dim.shift; }
 
-// Adds the offsets of index `n` of the dimensions.
-__device__ __forceinline__ void step(u32 n, const Dim *dims, u32 ndim, i64 &from, i64 &to) {
+// Adds the offsets of each index `n` of the dimensions, without `TO` those in the source alone. The indexes go through a
+// dimension together, so that none waits for the arithmetic of another.
+template <bool TO, int EACH> __device__ __forceinline__ void walk(u32 (&n)[EACH], const Dim *dims, u32 ndim, i64 (&from)[EACH], i64 (&to)[EACH]) {
 #pragma unroll 1
     for (u32 d = 0; d < ndim; ++d) {
-        const u32 next = d + 1 < ndim ? divide(n, dims[d]) : 0, at = n - next * dims[d].length;
-        from += at * dims[d].from;
-        to += at * dims[d].to;
-        n = next;
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) {
+            const u32 next = d + 1 < ndim ? divide(n[k], dims[d]) : 0, at = n[k] - next * dims[d].length;
+            from[k] += at * dims[d].from;
+            if (TO) to[k] += at * dims[d].to;
+            n[k] = next;
+        }
     }
+}
+
+// The same for one index.
+__device__ __forceinline__ void step(u32 n, const Dim *dims, u32 ndim, i64 &from, i64 &to) {
+    u32 one[1] = {n};
+    i64 froms[1] = {from}, tos[1] = {to};
+    walk<true>(one, dims, ndim, froms, tos);
+    from = froms[0], to = tos[0];
 }
 
 __device__ __forceinline__ u128 operator^(u128 a, u128 b) {

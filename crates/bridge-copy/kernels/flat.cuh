@@ -3,7 +3,8 @@
 #include "common.cuh"
 #include "window.cuh"
 
-// Units anywhere on both sides.
+// Units anywhere on both sides. `extra` is the bytes of a unit for a target without gaps, which takes half of the
+// arithmetic, and else 0.
 template <typename Unit> __device__ __forceinline__ void flat(const Flat &p) {
     constexpr int EACH = 4;
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
@@ -11,17 +12,9 @@ template <typename Unit> __device__ __forceinline__ void flat(const Flat &p) {
     i64 from[EACH], to[EACH];
     Unit units[EACH];
 #pragma unroll
-    for (int k = 0; k < EACH; ++k) rest[k] = first + k * THREADS, from[k] = 0, to[k] = 0;
-#pragma unroll 1
-    for (u32 d = 0; d < p.ndim; ++d) {
-#pragma unroll
-        for (int k = 0; k < EACH; ++k) {
-            const u32 next = d + 1 < p.ndim ? divide(rest[k], p.dims[d]) : 0, at = rest[k] - next * p.dims[d].length;
-            from[k] += at * p.dims[d].from;
-            to[k] += at * p.dims[d].to;
-            rest[k] = next;
-        }
-    }
+    for (int k = 0; k < EACH; ++k) rest[k] = first + k * THREADS, from[k] = 0, to[k] = rest[k] * p.extra;
+    if (p.extra) walk<false>(rest, p.dims, p.ndim, from, to);
+    else walk<true>(rest, p.dims, p.ndim, from, to);
 #pragma unroll
     for (int k = 0; k < EACH; ++k)
         if (first + k * THREADS < p.items) units[k] = load<Unit>(p.sides.from + from[k]);
@@ -35,26 +28,52 @@ template <typename Unit> __device__ __forceinline__ void flat(const Flat &p) {
 template <typename Item, typename Unit, int EACH> __device__ __forceinline__ void gather(const Flat &p) {
     constexpr u32 COUNT = Pack<Item, Unit>::COUNT;
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x, units = (u32)p.extra;
+    const u32 length = p.dims[0].length, lines = p.dims[1].length;
+    const i64 along = p.dims[0].from, across = p.dims[1].from;
     Pack<Item, Unit> pack[EACH];
+    // Where each item begins: on its line, which is one of its plane, and in the source.
+    u32 at[EACH], line[EACH], plane[EACH];
+    i64 from[EACH], unused[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        const u32 begin = (first + k * THREADS) * COUNT;
+        line[k] = p.ndim > 1 ? divide(begin, p.dims[0]) : 0;
+        plane[k] = p.ndim > 2 ? divide(line[k], p.dims[1]) : 0;
+        at[k] = begin - line[k] * length, line[k] -= plane[k] * lines;
+        from[k] = at[k] * along + line[k] * across, unused[k] = 0;
+    }
+    if (p.ndim > 2) walk<false>(plane, p.dims + 2, p.ndim - 2, from, unused);
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
         const u32 begin = (first + k * THREADS) * COUNT;
         if (first + k * THREADS >= p.items) continue;
-        const u32 line = p.ndim > 1 ? divide(begin, p.dims[0]) : 0;
-        const u32 plane = p.ndim > 2 ? divide(line, p.dims[1]) : 0;
-        u32 at = begin - line * p.dims[0].length, at_line = line - plane * p.dims[1].length;
-        i64 from = 0, unused = 0;
-        step(begin, p.dims, p.ndim, from, unused);
+        if (length % COUNT == 0) {
+            // No item goes beyond its line.
 #pragma unroll
-        for (u32 j = 0; j < COUNT; ++j) {
-            if (begin + j < units) pack[k].units[j] = load<Unit>(p.sides.from + from);
-            from += p.dims[0].from;
-            // The next unit is on the next line, or anywhere after the last line.
-            if (j + 1 < COUNT && ++at == p.dims[0].length && p.ndim > 1) {
-                at = 0, from += p.dims[1].from - p.dims[0].length * p.dims[0].from;
-                if (++at_line == p.dims[1].length && p.ndim > 2) {
-                    at_line = 0, from = 0;
-                    step(begin + j + 1, p.dims, p.ndim, from, unused);
+            for (u32 j = 0; j < COUNT; ++j) pack[k].units[j] = load<Unit>(p.sides.from + from[k] + j * along);
+        } else if (length >= COUNT) {
+            // The rest may be on the next line, or anywhere after the last line.
+            const u32 left = length - at[k];
+            i64 next = from[k] + across - (i64)length * along;
+            if (left < COUNT && line[k] + 1 == lines && p.ndim > 2) {
+                next = -(i64)left * along;
+                step(begin + left, p.dims, p.ndim, next, unused[k]);
+            }
+#pragma unroll
+            for (u32 j = 0; j < COUNT; ++j)
+                if (begin + j < units) pack[k].units[j] = load<Unit>(p.sides.from + (j < left ? from[k] : next) + j * along);
+        } else {
+            // Several lines.
+#pragma unroll
+            for (u32 j = 0; j < COUNT; ++j) {
+                if (begin + j < units) pack[k].units[j] = load<Unit>(p.sides.from + from[k]);
+                from[k] += along;
+                if (j + 1 < COUNT && ++at[k] == length) {
+                    at[k] = 0, from[k] += across - length * along;
+                    if (++line[k] == lines && p.ndim > 2) {
+                        line[k] = 0, from[k] = 0;
+                        step(begin + j + 1, p.dims, p.ndim, from[k], unused[k]);
+                    }
                 }
             }
         }
@@ -78,22 +97,21 @@ template <typename Unit> __device__ __forceinline__ void turn(const Flat &p) {
     constexpr int EACH = 2;
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
     Pack<u128, Unit> pack[EACH];
-    char *target[EACH];
+    u32 rest[EACH];
+    i64 from[EACH], to[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) rest[k] = first + k * THREADS, from[k] = 0, to[k] = 0;
+    walk<true>(rest, p.dims, p.ndim, from, to);
 #pragma unroll
     for (int k = 0; k < EACH; ++k)
-        if (first + k * THREADS < p.items) {
-            i64 from = 0, to = 0;
-            step(first + k * THREADS, p.dims, p.ndim, from, to);
-            target[k] = p.sides.to + to;
-            pack[k].item = load<u128>(p.sides.from + from);
-        }
+        if (first + k * THREADS < p.items) pack[k].item = load<u128>(p.sides.from + from[k]);
 #pragma unroll
     for (int k = 0; k < EACH; ++k)
         if (first + k * THREADS < p.items) {
             Pack<u128, Unit> turned;
 #pragma unroll
             for (int j = 0; j < turned.COUNT; ++j) turned.units[j] = pack[k].units[turned.COUNT - 1 - j];
-            store<u128>(target[k], turned.item ^ flips<u128>(p.sides));
+            store<u128>(p.sides.to + to[k], turned.item ^ flips<u128>(p.sides));
         }
 }
 
@@ -103,15 +121,18 @@ template <typename Unit> __device__ __forceinline__ void rows(const Flat &p) {
     constexpr int EACH = 2;
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
     Window<Unit> windows[EACH];
+    u32 row[EACH], vector[EACH];
+    i64 from[EACH], to[EACH];
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
         const u32 n = first + k * THREADS;
+        row[k] = divide(n, p.dims[0]), vector[k] = n - row[k] * p.dims[0].length, from[k] = 0, to[k] = 0;
+    }
+    walk<true>(row, p.dims + 1, p.ndim - 1, from, to);
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
         windows[k].clear();
-        if (n >= p.items) continue;
-        const u32 row = divide(n, p.dims[0]), vector = n - row * p.dims[0].length;
-        i64 from = 0, to = 0;
-        step(row, p.dims + 1, p.ndim - 1, from, to);
-        windows[k].read(p.sides.from + from, p.sides.to + to, p.extra, vector);
+        if (first + k * THREADS < p.items) windows[k].read(p.sides.from + from[k], p.sides.to + to[k], p.extra, vector[k]);
     }
     const u128 mask = flips<u128>(p.sides);
 #pragma unroll

@@ -48,16 +48,22 @@ template <> struct Word<u16> {
     typedef u32 Type;
 };
 
+// The most rows of a block.
+constexpr u32 ROWS = THREADS;
+
 // One block's points of `split`.
 struct Points {
-    // The row of the first channel, and by channel the offset of the row and, in shared memory, of the first cell.
+    // By row its offset from `row` and, in shared memory, that of its first cell.
     char *row;
     const i64 *rows;
     const u32 *columns;
     char *shared;
     // Bytes from one point to the next in a row and in shared memory.
     i64 along;
-    u32 pitch, channels, count, span;
+    // Points, and rows of a block.
+    u32 pitch, count, lines;
+    // Divides by the items of a row.
+    const Dim &items;
     const Sides &sides;
 };
 
@@ -65,64 +71,75 @@ struct Points {
 template <typename Unit> constexpr int flight = sizeof(Unit) == 4 ? 8 : 4;
 
 // Copies between rows and cells. `WHOLE`: every item of every row is adjacent and aligned. `FULL`: a thread's items are of
-// one channel, and there are as many as a block takes.
+// one row, and there are as many as a block takes.
 template <typename Item, typename Unit, bool JOIN, bool SPREADS, bool WHOLE, bool FULL> __device__ __forceinline__ void between(const Points &p) {
     constexpr int PER = Pack<Item, Unit>::COUNT, EACH = flight<Unit>;
     const i64 along = WHOLE ? sizeof(Unit) : p.along;
-    const u32 log = 31 - __clz(p.span / PER), mask = (1u << log) - 1, all = p.channels << log;
-    const auto cell = [&](u32 channel, u32 point) -> Unit & {
-        return *(Unit *)(p.shared + spread(p.columns[channel] + point * p.pitch, SPREADS));
+    const u32 all = p.lines * p.items.length;
+    const auto cell = [&](u32 line, u32 point) -> Unit & {
+        return *(Unit *)(p.shared + spread(p.columns[line] + point * p.pitch, SPREADS));
     };
     for (u32 first = threadIdx.x; first < all; first += THREADS * EACH) {
         Pack<Item, Unit> pack[EACH];
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
-            const u32 n = first + (FULL ? 0 : k * THREADS), channel = n >> log, point = (n & mask) * PER + (FULL ? k * THREADS * PER : 0);
+            const u32 n = first + (FULL ? 0 : k * THREADS), line = divide(n, p.items);
+            const u32 point = (n - line * p.items.length) * PER + (FULL ? k * THREADS * PER : 0);
             if (!FULL && (n >= all || point >= p.count)) continue;
-            const char *row = p.row + p.rows[channel] + point * along;
+            const char *row = p.row + p.rows[line] + point * along;
             if (JOIN && WHOLE) pack[k].item = load<Item>(row);
             else
 #pragma unroll
                 for (int j = 0; j < PER; ++j)
-                    if (WHOLE || FULL || point + j < p.count) pack[k].units[j] = JOIN ? load<Unit>(row + j * along) : cell(channel, point + j);
+                    if (WHOLE || FULL || point + j < p.count) pack[k].units[j] = JOIN ? load<Unit>(row + j * along) : cell(line, point + j);
         }
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
-            const u32 n = first + (FULL ? 0 : k * THREADS), channel = n >> log, point = (n & mask) * PER + (FULL ? k * THREADS * PER : 0);
+            const u32 n = first + (FULL ? 0 : k * THREADS), line = divide(n, p.items);
+            const u32 point = (n - line * p.items.length) * PER + (FULL ? k * THREADS * PER : 0);
             if (!FULL && (n >= all || point >= p.count)) continue;
-            char *row = p.row + p.rows[channel] + point * along;
+            char *row = p.row + p.rows[line] + point * along;
             if (!JOIN) pack[k].item = pack[k].item ^ flips<Item>(p.sides);
             if (!JOIN && WHOLE) store<Item>(row, pack[k].item);
             else
 #pragma unroll
                 for (int j = 0; j < PER; ++j)
                     if (WHOLE || FULL || point + j < p.count) {
-                        if (JOIN) cell(channel, point + j) = pack[k].units[j];
+                        if (JOIN) cell(line, point + j) = pack[k].units[j];
                         else store<Unit>(row + j * along, pack[k].units[j]);
                     }
         }
     }
 }
 
-// With `JOIN` the target is the dense side.
+// With `JOIN` the target is the dense side. Where rows are short, group `i` goes on with the dimensions that follow on the
+// dense side, and a block takes `span_i` rows. `pitches` divides by the items of a row.
 template <typename Unit, bool JOIN> __device__ __forceinline__ void split(const Tile &p) {
     typedef typename Word<Unit>::Type Item;
     constexpr int PER = Pack<Item, Unit>::COUNT;
     extern __shared__ u128 chunk[];
-    __shared__ i64 rows[64];
-    __shared__ u32 columns[64];
+    __shared__ i64 rows[ROWS];
+    __shared__ u32 columns[ROWS];
     const Block at = block(p);
     char *shared = (char *)chunk, *row = JOIN ? (char *)at.from : at.to;
     const i64 along = JOIN ? p.o.dims[0].from : p.o.dims[0].to;
-    const u32 pitch = p.pitch * sizeof(Unit), channels = p.i.total;
-    char *dense = (JOIN ? at.to : (char *)at.from) + (i64)at.first_o * pitch;
-    const u32 phase = (u32)(u64)dense & 15, length = (at.count_o - 1) * pitch + p.extent * sizeof(Unit);
+    const u32 pitch = p.pitch * sizeof(Unit), lines = at.count_i;
+    u32 length = (at.count_o - 1) * pitch + p.extent * sizeof(Unit);
+    i64 first_from = 0, first_to = 0;
+    if (p.span_i > p.channels) {
+        i64 last_from = 0, last_to = 0;
+        step(at.first_i, p.i.dims, p.i.ndim, first_from, first_to);
+        step(at.first_i + lines - p.channels, p.i.dims, p.i.ndim, last_from, last_to);
+        length += (u32)(JOIN ? last_to - first_to : last_from - first_from);
+    }
+    char *dense = (JOIN ? at.to + first_to : (char *)at.from + first_from) + (i64)at.first_o * pitch;
+    const u32 phase = (u32)(u64)dense & 15;
     bool whole = along == sizeof(Unit) && at.count_o % PER == 0;
-    if (threadIdx.x < channels) {
+    if (threadIdx.x < lines) {
         i64 from = 0, to = 0;
-        step(threadIdx.x, p.i.dims, p.i.ndim, from, to);
+        step(at.first_i + threadIdx.x, p.i.dims, p.i.ndim, from, to);
         rows[threadIdx.x] = (JOIN ? from : to) + at.first_o * along;
-        columns[threadIdx.x] = (u32)(JOIN ? to : from) + phase;
+        columns[threadIdx.x] = (u32)(JOIN ? to - first_to : from - first_from) + phase;
         whole = whole && (u64)(row + rows[threadIdx.x]) % sizeof(Item) == 0;
     }
     whole = __syncthreads_and(whole);
@@ -132,12 +149,12 @@ template <typename Unit, bool JOIN> __device__ __forceinline__ void split(const 
         chunked<Unit, true>(dense, shared, phase, spreads, length, p.sides);
         __syncthreads();
     }
-    const Points points = {row, rows, columns, shared, along, pitch, channels, at.count_o, p.span_o, p.sides};
-    if (!spreads) between<Item, Unit, JOIN, false, true, true>(points);
-    else if (whole && full) between<Item, Unit, JOIN, true, true, true>(points);
-    else if (whole) between<Item, Unit, JOIN, true, true, false>(points);
-    else if (full) between<Item, Unit, JOIN, true, false, true>(points);
-    else between<Item, Unit, JOIN, true, false, false>(points);
+    const Points all = {row, rows, columns, shared, along, pitch, at.count_o, lines, p.pitches, p.sides};
+    if (!spreads) between<Item, Unit, JOIN, false, true, true>(all);
+    else if (whole && full) between<Item, Unit, JOIN, true, true, true>(all);
+    else if (whole) between<Item, Unit, JOIN, true, true, false>(all);
+    else if (full) between<Item, Unit, JOIN, true, false, true>(all);
+    else between<Item, Unit, JOIN, true, false, false>(all);
     if (!JOIN) return;
     __syncthreads();
     chunked<Unit, false>(dense, shared, phase, spreads, length, p.sides);

@@ -34,7 +34,8 @@ template <int TI, int TO, int THREADS> __device__ __forceinline__ void offsets(c
     }
 }
 
-// Units of any alignment: `SIDE` units across in both groups, `run` of them at each index.
+// Units of any alignment: `SIDE` units across in both groups, `run` of them at each index: adjacent in the target, every
+// `extent`th in the source.
 template <typename Unit, int SIDE> __device__ __forceinline__ void tile(const Tile &p) {
     constexpr int LANES = SIDE / 32, ROWS = SIDE / WARPS, PITCH = SIDE + 1;
     __shared__ Unit cells[SIDE * PITCH];
@@ -49,7 +50,7 @@ template <typename Unit, int SIDE> __device__ __forceinline__ void tile(const Ti
     for (int k = 0; k < LANES; ++k) {
         const u32 across = k * 32 + lane, index = p.run == 1 ? across : across / p.run, unit = across - index * p.run;
         i64 unused = 0;
-        from_i[k] = to_o[k] = unit * sizeof(Unit);
+        from_i[k] = unit * p.extent * sizeof(Unit), to_o[k] = unit * sizeof(Unit);
         reads[k] = index < at.count_i, writes[k] = index < at.count_o;
         if (reads[k]) step(at.first_i + index, p.i.dims, p.i.ndim, from_i[k], unused);
         if (writes[k]) step(at.first_o + index, p.o.dims, p.o.ndim, unused, to_o[k]);

@@ -24,6 +24,15 @@ const MOST_CHANNELS: usize = 32;
 const LEAST_POINTS: usize = 64;
 const LONGEST_PITCH: i64 = 256;
 
+/// The most rows of a block of these, and the least points of a row where a block takes several.
+const MOST_ROWS: usize = 256;
+const LEAST_SHORT: usize = 16;
+
+/// Repeated units of at least 8 bytes, and smaller ones, are read where they lie up to so many bytes: they stay in the
+/// caches.
+const CACHED_LARGE: usize = 4 << 20;
+const CACHED_SMALL: usize = 4 << 10;
+
 /// The least units of a row of points with their channels: with fewer most threads of a block have nothing to do.
 const LEAST_UNITS: usize = 512;
 
@@ -32,8 +41,9 @@ const LEAST_CHUNK: usize = 1 << 10;
 const SPLIT: usize = 16 << 10;
 const JOINED: usize = 32 << 10;
 
-/// The most units of a point of `mix`, and the most bytes of a block.
+/// The most units of a point of `mix`, and the least and the most bytes of a block.
 const MIXED: usize = 1024;
+const LEAST_MIXED: usize = 4 << 10;
 const MOST_MIXED: usize = 16 << 10;
 
 /// Bytes that the memory delivers at once.
@@ -45,7 +55,7 @@ const LEAST_ACROSS: usize = 12;
 /// Tiles of small units are at least one part in so many full.
 const FULL: usize = 8;
 
-/// The most adjacent units that a tile keeps together.
+/// The most units that a tile keeps together.
 const LONGEST_RUN: usize = 4;
 
 /// Bytes of what `shifted` moves at once.
@@ -87,8 +97,9 @@ type Steps = SmallVec<[Step; 6]>;
 struct Pass {
     /// Bytes of a unit: a power of two, at most [`VECTOR`], that divides all strides and both addresses.
     unit: usize,
-    /// Units that are adjacent on both sides, at each index of `dims`.
+    /// Units at each index of `dims` that are adjacent in the target, and in the source `apart` units from each other.
     run: usize,
+    apart: usize,
     /// The fastest of the target first.
     dims: Steps,
     /// Bytes from the first elements.
@@ -117,6 +128,7 @@ pub(crate) fn choose(walk: Walk, beyond: (usize, usize), flips: u128) -> Option<
     let pass = Pass {
         unit,
         run: walk.unit / unit,
+        apart: 1,
         dims: walk.dims.iter().rev().copied().collect(),
         from: walk.from,
         to: walk.to,
@@ -210,6 +222,12 @@ impl Pass {
             let one = [Step { length: 1, from: 0, to: 0 }];
             return self.walked(FLATS[self.index()], 4, 0, &one);
         };
+        // A sector of which one unit is used is read once for all places that the unit is repeated in.
+        let repeats = self.dims.iter().position(|dim| dim.from == 0 && dim.length < LEAST_ACROSS);
+        if let Some(repeats) = repeats.filter(|_| fastest.from.unsigned_abs() >= SECTOR && !self.is_cached()) {
+            self.dims[..=repeats].rotate_right(1);
+            return self.walked(FLATS[self.index()], 4, 0, &self.dims);
+        }
         let (turned, per_vector) = (fastest.from == -step, VECTOR / self.unit);
         if let Some(turn) = TURNS.get(self.index())
             && turned && fastest.to == step && fastest.length.is_multiple_of(per_vector) && self.aligned_to(|dim| dim.to, self.beyond.1, Some(0))
@@ -235,8 +253,8 @@ impl Pass {
             let dims = std::mem::take(&mut self.dims);
             return self.counted(*kernel, *each, units as i64, units.div_ceil(item / self.unit), &dims);
         }
-        let dims = std::mem::take(&mut self.dims);
-        self.walked(FLATS[self.index()], 4, 0, &dims)
+        let extra = if ends.is_some() { step } else { 0 };
+        self.walked(FLATS[self.index()], 4, extra, &self.dims)
     }
 
     fn walked(&self, kernel: Kernel, each: u32, extra: i64, steps: &[Step]) -> Launch {
@@ -259,26 +277,59 @@ impl Pass {
         if let Some(launch) = self.mix() {
             return Some(launch);
         }
-        let speed = |d: &usize| self.dims[*d].from.unsigned_abs();
-        let mut i = (0..self.dims.len()).filter(|d| speed(d) > 0).min_by_key(speed)?;
+        let mut i = self.fastest_of_source()?;
         // One load of a repeated unit reads one sector, whatever lies next to it.
-        if speed(&i) >= SECTOR {
+        if self.dims[i].from.unsigned_abs() >= SECTOR {
             let repeats = |d: &usize| self.dims[*d].from == 0 && self.dims[*d].length >= LEAST_ACROSS;
             i = (0..self.dims.len()).find(repeats).unwrap_or(i);
         }
         // Vectors lose little in rows of a few.
-        if i == 0 || (self.unit == VECTOR && self.dims[0].length < 16) {
+        if (self.unit == VECTOR && self.dims[0].length < 16) || self.is_cached() {
             return None;
         }
+        if i == 0 {
+            return self.beyond_few();
+        }
+        let few = self.dims[0].length;
+        let is_run = self.run == 1 && few <= LONGEST_RUN && self.dims[0].to == self.unit as i64;
+        let splits = |run: usize| self.forwards(0).split(run, SPLITS, SPLIT, |dim| dim.from, |dim| dim.to);
         self.split(1, JOINS, JOINED, |dim| dim.to, |dim| dim.from)
-            .or_else(|| self.forwards(0).split(1, SPLITS, SPLIT, |dim| dim.from, |dim| dim.to))
+            .or_else(|| splits(1))
+            .or_else(|| if is_run { splits(few) } else { None })
             .or_else(|| if self.is_near() { None } else { self.forwards(1).tiles(i) })
+    }
+
+    /// Returns whether the source repeats units that are few enough for the caches.
+    fn is_cached(&self) -> bool {
+        let most = if self.unit >= 8 { CACHED_LARGE } else { CACHED_SMALL };
+        let moving = self.dims.iter().filter(|dim| dim.from != 0);
+        moving.clone().count() < self.dims.len()
+            && moving.fold(self.run * self.unit, |nbytes, dim| nbytes * dim.length) <= most
+    }
+
+    /// A change of order beyond a few units that are the fastest on both sides, with gaps in the source.
+    fn beyond_few(&self) -> Option<Launch> {
+        let mut pass = self.clone();
+        let (few, unit) = (pass.dims.remove(0), self.unit as i64);
+        let is_run = self.run == 1 && few.length <= LONGEST_RUN && few.to == unit;
+        let i = pass.fastest_of_source().filter(|i| *i > 0 && pass.dims[0].length >= LEAST_ACROSS)?;
+        if !is_run || !(1..=2 * SECTOR as i64).contains(&few.from) {
+            return None;
+        }
+        (pass.run, pass.apart) = (few.length, (few.from / unit) as usize);
+        pass.forwards(1).tiles(i)
+    }
+
+    /// Returns the dimension that is the fastest of the source.
+    fn fastest_of_source(&self) -> Option<usize> {
+        let speed = |d: &usize| self.dims[*d].from.unsigned_abs();
+        (0..self.dims.len()).filter(|d| speed(d) > 0).min_by_key(speed)
     }
 
     /// Returns whether the target's fastest dimension takes small units from sectors that it mostly uses: gathering them
     /// is faster than small units in tiles.
     fn is_near(&self) -> bool {
-        self.unit <= 2 && self.dims[0].from.abs() <= 4 * self.unit as i64
+        self.unit <= 4 && self.dims[0].from.abs() <= 4 * self.unit as i64
     }
 
     /// The same with the source forwards in all dimensions but the first `kept`: the target may run backwards then.
@@ -334,21 +385,47 @@ impl Pass {
         let whole = !joins || (extent == pitch && count as i64 * unit == pitch);
         let length = self.dims[points].length;
         let step = row(&self.dims[points]).abs();
-        if !fits
-            || !whole
-            || length < LEAST_POINTS
-            || length * (pitch as usize) < LEAST_CHUNK
-            || length * count < LEAST_UNITS
-            || step > 2 * unit * run as i64
-        {
+        if !fits || !whole || step > 2 * unit * run as i64 {
+            return None;
+        }
+        // Short rows: a block takes several, of the dimensions that follow on the dense side. A source may have small
+        // gaps between them.
+        let row_bytes = length * pitch as usize;
+        let (mut lines, mut rows, mut stride) = (channels.clone(), 1, row_bytes as i64);
+        if row_bytes <= chunk / 4 && (self.unit < VECTOR / 2 || step == unit) {
+            while lines.len() < Group::MOST {
+                let end = stride * rows as i64;
+                let most = if joins || rows > 1 { end } else { end + end / 4 };
+                let follows =
+                    |d: &usize| *d != points && !lines.contains(d) && (end..=most).contains(&dense(&self.dims[*d]));
+                let Some(next) = (0..self.dims.len()).find(follows) else { break };
+                if rows == 1 {
+                    stride = dense(&self.dims[next]);
+                }
+                rows *= self.dims[next].length;
+                lines.push(next);
+            }
+        }
+        let each = rows.min(chunk / stride as usize).min(MOST_ROWS / count);
+        let several = each > 1 && length >= LEAST_SHORT;
+        let (taken, least) = if several { (each * length, LEAST_SHORT) } else { (length, LEAST_POINTS) };
+        if length < least || taken * (pitch as usize) < LEAST_CHUNK || taken * count < LEAST_UNITS {
             return None;
         }
         let most = (chunk / pitch as usize).min(4096 / self.unit.min(2));
         let span = (1 << most.ilog2()).min(length.next_power_of_two()).max(4);
-        let shared = shared(span * pitch as usize);
-        let mut launch = self.tiled(kernels[self.index()], &channels, &[points], (count, span), shared);
+        let per = (WORD / self.unit).max(1);
+        let (mut launch, items) = if several {
+            let shared = shared(each * stride as usize);
+            let spans = (each * count, length);
+            (self.tiled(kernels[self.index()], &lines, &[points], spans, shared), length.div_ceil(per))
+        } else {
+            let shared = shared(span * pitch as usize);
+            (self.tiled(kernels[self.index()], &channels, &[points], (count, span), shared), span / per)
+        };
         if let Parameters::Tile(tile) = &mut launch.parameters {
             (tile.pitch, tile.extent) = ((pitch / unit) as u32, (extent / unit) as u32);
+            (tile.channels, tile.pitches) = (count as u32, Dim::new(items as u32, 0, 0));
         }
         Some(launch)
     }
@@ -369,7 +446,7 @@ impl Pass {
             && (2..=MIXED).contains(&count)
             && count as i64 * unit == pitch
             && below + above + unit == pitch;
-        if !fits || self.dims[points].length * (pitch as usize) < LEAST_CHUNK {
+        if !fits || self.dims[points].length * (pitch as usize) < LEAST_MIXED {
             return None;
         }
         let span = (MOST_MIXED / pitch as usize).min(self.dims[points].length);
@@ -438,6 +515,14 @@ impl Pass {
                 && self.whole(whole.vector, &group_i, &group_o)
         };
         let whole = WHOLE.iter().find(fits);
+        // Pieces of less than a sector are better gathered where the next ones are near, but for very short ones of bytes.
+        let (fastest, next) = (&self.dims[0], self.dims.get(1));
+        let half_empty = across_of(&group_i) * across_of(&group_o) * 2 <= across * across;
+        let is_piece = self.run == 1 && (fastest.length * self.unit) < SECTOR as usize;
+        let is_next = next.is_some_and(|next| next.from.unsigned_abs() < SECTOR);
+        if whole.is_none() && is_piece && is_next && (self.unit > 1 || fastest.length >= WORD || half_empty) {
+            return None;
+        }
         let in_words = |whole: &Whole| {
             let spans = (whole.span, whole.span);
             self.tiled(whole.kernel, &group_i, &group_o, spans, KERNELS[whole.kernel as usize].1)
@@ -513,13 +598,13 @@ impl Pass {
             sides: self.sides(),
             run,
             pitch: 0,
-            extent: 0,
+            extent: self.apart as u32,
             pitches: Dim::default(),
             span_i,
             span_o,
             ndim,
             along_i: 0,
-            unused: 0,
+            channels: 0,
             tiles_i,
             tiles_o,
             i,

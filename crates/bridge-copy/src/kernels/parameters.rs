@@ -93,7 +93,7 @@ pub(crate) struct Tile {
     pub ndim: u32,
     /// Whether the next block is the next one along `i`; else it is the next one along `o`.
     pub along_i: u32,
-    pub unused: u32,
+    pub channels: u32,
     pub tiles_i: Dim,
     pub tiles_o: Dim,
     pub pitches: Dim,

@@ -79,12 +79,11 @@ impl Model<'_> {
                     }
                 }
                 _ => {
-                    (self.written)(to, item);
-                    for j in 0..item / unit {
-                        let from = from + j as i64 * flat.extra;
-                        (self.read)(from, unit);
-                        (self.copy)(from, to + (j * unit) as i64, unit);
-                    }
+                    let without_gaps = flat.sides.to + n as i64 * flat.extra;
+                    assert!(flat.extra == 0 || to == without_gaps, "{to} is not {without_gaps}");
+                    (self.read)(from, unit);
+                    (self.written)(to, unit);
+                    (self.copy)(from, to, unit);
                 }
             }
         }
@@ -122,11 +121,29 @@ impl Model<'_> {
             assert!(tile.span_o as i64 * pitch + 16 <= launch.shared.into() && tile.pitch <= 1024);
         }
         if let Some(dense) = dense {
-            let reach: i64 = tile.i.dims.iter().map(|dim| dense(dim) * (i64::from(dim.length) - 1).max(0)).sum();
-            let sizes = (tile.extent as usize * unit, tile.pitch as usize * unit, tile.extent <= tile.pitch);
-            assert_eq!(sizes, (reach as usize + unit, dense(&tile.o.dims[0]) as usize, true), "{name}");
-            assert!(tile.span_o.is_power_of_two() && tile.i.total <= 64, "{name}");
-            assert!(tile.span_o as usize * tile.pitch as usize * unit + 16 <= launch.shared as usize, "{name}");
+            let (pitch, points) = ((tile.pitch as usize * unit) as i64, tile.o.dims[0]);
+            let (channels, rows): (Vec<Dim>, Vec<Dim>) =
+                tile.i.dims[..tile.i.ndim as usize].iter().partition(|dim| dense(dim) < pitch);
+            let reach: i64 = channels.iter().map(|dim| dense(dim) * (i64::from(dim.length) - 1)).sum();
+            let sizes = (tile.extent as usize * unit, pitch, tile.extent <= tile.pitch);
+            assert_eq!(sizes, (reach as usize + unit, dense(&points), true), "{name}");
+            // The rows of a block follow each other, each with all of its channels and points.
+            let count: u32 = channels.iter().map(|dim| dim.length).product();
+            let row = pitch * i64::from(points.length);
+            let gap = rows.first().map_or(0, |dim| dense(dim) - row);
+            assert!(gap >= 0 && (gap == 0 || name.starts_with("split")), "{name}");
+            let end = |end: i64, dim: &Dim| {
+                assert_eq!(dense(dim), end, "{name}");
+                end * i64::from(dim.length)
+            };
+            rows.iter().fold(row + gap, end);
+            let is_whole = if rows.is_empty() { tile.span_o.is_power_of_two() } else { tile.span_o == points.length };
+            assert_eq!(tile.channels, count, "{name}");
+            assert!(is_whole && tile.span_i.is_multiple_of(count) && tile.span_i <= 256, "{name}");
+            let per = (4 / unit as u32).max(1);
+            assert_eq!(tile.pitches.length, tile.span_o.div_ceil(per), "{name}");
+            let nbytes = i64::from(tile.span_i / count) * (i64::from(tile.span_o) * pitch + gap);
+            assert!(nbytes + 16 <= launch.shared.into(), "{name}");
         }
         if name.starts_with("shifted") {
             assert_eq!((tile.i.ndim, tile.o.ndim, tile.run), (1, 1, 1), "{name}");
@@ -149,7 +166,12 @@ impl Model<'_> {
                         (self.read)(from, vector);
                         (self.written)(to, vector);
                     }
-                    (self.copy)(from, to, unit * tile.run as usize);
+                    // What is adjacent in the target may have gaps in the source.
+                    let apart = if name.starts_with("tile") { i64::from(tile.extent) } else { 1 };
+                    for n in 0..i64::from(tile.run) {
+                        let by = n * unit as i64;
+                        (self.copy)(from + by * apart, to + by, unit);
+                    }
                 }
             }
         }
@@ -303,8 +325,8 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     let swapped = layout(DType::UINT8, &[3, 1000], Some(&[-1, 3]));
     assert_eq!(check(&swapped, &planes, (3, 0)).unwrap(), [Split1]);
     assert_eq!(chosen(DType::FLOAT32, &[100, 7, 3], &[0, 2, 1]), [Mix4]);
-    let reversed = layout(DType::UINT8, &[1000, 3], Some(&[3, -1]));
-    assert_eq!(check(&reversed, &layout(DType::UINT8, &[1000, 3], None), (2, 0)).unwrap(), [Mix1]);
+    let reversed = layout(DType::UINT8, &[2000, 3], Some(&[3, -1]));
+    assert_eq!(check(&reversed, &layout(DType::UINT8, &[2000, 3], None), (2, 0)).unwrap(), [Mix1]);
     assert_eq!(chosen(DType::FLOAT16, &[2, 1001], &[1, 0]), [Join2]);
     let reversed = layout(DType::FLOAT32, &[16, 100], Some(&[-100, -1]));
     assert_eq!(check(&reversed, &layout(DType::FLOAT32, &[16, 100], None), (12, 0)).unwrap(), [Turn4]);
@@ -312,6 +334,21 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
     let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[201, 2]));
     assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
+    // Few units at each place: of rows that a block takes together, also with gaps in the source; before a change of order.
+    assert_eq!(chosen(DType::UINT8, &[4, 1000, 72], &[1, 2, 0]), [Join1]);
+    assert_eq!(chosen(DType::UINT8, &[40, 500, 4], &[0, 2, 1]), [Split1]);
+    let gaps = layout(DType::UINT8, &[40, 4, 70], Some(&[288, 1, 4]));
+    assert_eq!(check(&gaps, &layout(DType::UINT8, &[40, 4, 70], None), (0, 0)).unwrap(), [Split1]);
+    let pairs = layout(DType::FLOAT64, &[72, 60, 2], Some(&[3, 216, 2]));
+    assert_eq!(check(&pairs, &layout(DType::FLOAT64, &[72, 60, 2], None), (0, 0)).unwrap(), [Tile8]);
+    let planes = layout(DType::FLOAT32, &[2, 1000, 3], Some(&[1, 8, 2]));
+    assert_eq!(check(&planes, &layout(DType::FLOAT32, &[2, 1000, 3], None), (0, 0)).unwrap(), [Split4]);
+    // Units that repeat and stay in the cache; of which each reads a sector; short pieces close to each other.
+    let repeats = layout(DType::FLOAT64, &[100, 302, 5], Some(&[0, 1, 302]));
+    assert_eq!(check(&repeats, &layout(DType::FLOAT64, &[100, 302, 5], None), (0, 0)).unwrap(), [Gather8]);
+    let apart = layout(DType::FLOAT32, &[5, 2000], Some(&[0, 8]));
+    assert_eq!(check(&apart, &layout(DType::FLOAT32, &[5, 2000], None), (0, 0)).unwrap(), [Flat4]);
+    assert_eq!(chosen(DType::FLOAT32, &[4, 8, 5, 11], &[1, 0, 3, 2]), [Gather4]);
     // A target with gaps.
     let three = layout(DType::UINT8, &[100, 3], Some(&[6, 2]));
     assert_eq!(check(&three, &layout(DType::UINT8, &[100, 3], Some(&[4, 1])), (0, 0)).unwrap(), [Flat1]);
