@@ -2,7 +2,7 @@
 
 use crate::device::{self, Lending};
 use crate::exporter::{Exporter, Kept};
-use crate::importer::{self, Import};
+use crate::importer::{self, Import, Open};
 use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
 use crate::rooms;
@@ -71,18 +71,19 @@ pub enum Road {
     Copy,
 }
 
-/// Returns how the memory of a tensor would leave the process, if every process that opens it may write.
+/// Returns how the memory of a tensor would leave the process in a parcel with this `writing`.
 ///
 /// # Errors
 ///
-/// Those of [`Adapter::export`], and the driver's.
-pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F) -> Result<Road> {
+/// Those of [`Adapter::export`] and [`check`](crate::check), and the driver's.
+pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, writing: Option<Writing>) -> Result<Road> {
     let lent = from.export(tensor)?;
+    importer::check(&lent)?;
     let in_place = plan(&lent, Ipc::passing().profile(), &Options::default())? == Plan::ZeroCopy;
     Ok(match in_place {
         false => Road::Copy,
         true if importer::containing(&lent)
-            .is_some_and(|(import, number)| import.segment(number).segment.writing() == Writing::Shared) =>
+            .is_some_and(|(import, number)| is_passed(import.segment(number), writing)) =>
         {
             Road::Passed
         }
@@ -95,6 +96,22 @@ pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F) -> Result<Road> {
             _ => Road::Copy,
         },
     })
+}
+
+/// Returns who may write to memory of this device, where a parcel says `writing`.
+fn asked_of(writing: Option<Writing>, device: Device) -> Writing {
+    let usual = if device::in_streams(device) { Writing::Shared } else { Writing::Private };
+    writing.unwrap_or(usual)
+}
+
+/// Returns whether memory of another process is passed on in place. Only this process sees what it has written to a
+/// private mapping.
+fn is_passed(open: &Open, writing: Option<Writing>) -> bool {
+    match (open.segment.writing(), asked_of(writing, open.device())) {
+        (Writing::Never, asked) => asked != Writing::Shared,
+        (Writing::Shared, asked) => asked == Writing::Shared,
+        (Writing::Private, _) => false,
+    }
 }
 
 /// A segment of a parcel.
@@ -218,8 +235,12 @@ impl Parcel {
     ) -> Result<Vec<Place>> {
         let mut places = Vec::with_capacity(tensors.len());
         let mut rooms: Vec<(Device, usize)> = Vec::new();
+        let is_leasing = importer::is_leasing();
         for (from, tensor) in tensors {
             let lent = from.export(tensor)?.permuted(options.permute.as_ref())?;
+            if is_leasing {
+                importer::check(&lent)?;
+            }
             if self.about.is_empty() {
                 let (dtype, shape, device) = (lent.dtype(), lent.layout().shape(), lent.device());
                 self.about = format!("{} {dtype} {shape:?} on {device}", from.profile().name);
@@ -296,13 +317,7 @@ impl Parcel {
     fn foreign(&mut self, lent: &Lent) -> Option<(usize, usize)> {
         let (import, number) = importer::containing(lent).filter(|(import, _)| import.is_kept() || !self.outlives)?;
         let open = import.segment(number);
-        // Only this process sees what it has written to a private mapping.
-        let as_is = match (open.segment.writing(), self.asked_of(open.device())) {
-            (Writing::Never, asked) => asked != Writing::Shared,
-            (Writing::Shared, asked) => asked == Writing::Shared,
-            (Writing::Private, _) => false,
-        };
-        if !as_is {
+        if !is_passed(open, self.writing) {
             return None;
         }
         let start = open.bytes().start;
@@ -379,8 +394,7 @@ impl Parcel {
 
     /// Returns who may write to memory of this device.
     fn asked_of(&self, device: Device) -> Writing {
-        let usual = if device::in_streams(device) { Writing::Shared } else { Writing::Private };
-        self.writing.unwrap_or(usual)
+        asked_of(self.writing, device)
     }
 
     fn describe(&mut self, tensor: &IpcTensor, segment: usize, start: usize) {

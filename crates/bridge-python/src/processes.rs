@@ -103,7 +103,11 @@ pub(crate) fn read(ticket: &Bound<'_, PyAny>) -> Result<bridge_ipc::Ticket> {
         return Ok(ticket.get().0.clone());
     }
     match ticket.extract::<&[u8]>() {
-        Ok(bytes) => std::str::from_utf8(bytes).map_err(argument)?.parse(),
+        Ok(bytes) => {
+            let no_text =
+                |_| argument("this is not a ticket (it is not UTF-8): pass the text that share returned, whole");
+            std::str::from_utf8(bytes).map_err(no_text)?.parse()
+        }
         Err(_) => text(ticket, "a ticket, which share returns,")?.parse(),
     }
 }
@@ -120,7 +124,7 @@ fn writing(name: &Bound<'_, PyAny>) -> Result<Writing> {
 
 pub(crate) fn seconds(time: &Bound<'_, PyAny>) -> Result<Duration> {
     let seconds = time.extract::<f64>().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
-    seconds.ok_or_else(|| argument(format!("{} is not a number of seconds: pass one from 0 on", brief_str(time))))
+    seconds.ok_or_else(|| argument(format!("{} is not a number of seconds: pass one from 0 to 1e19", brief_str(time))))
 }
 
 /// Reads a whole number of at least `least`, which `what` names in the error.
@@ -129,7 +133,10 @@ where
     T: for<'a, 'py> FromPyObject<'a, 'py> + PartialOrd + Display,
 {
     let found = object.extract::<T>().ok().filter(|number| *number >= least);
-    let wrong = || argument(format!("{what} is a whole number from {least} on, not {}", brief_str(object)));
+    let wrong = || {
+        let bits = 8 * size_of::<T>();
+        argument(format!("{what} is a whole number from {least} to 2^{bits} - 1, not {}", brief_str(object)))
+    };
     found.ok_or_else(wrong)
 }
 
@@ -188,10 +195,15 @@ pub(crate) fn ipc_share<'py>(
 
 /// Returns the name of the way in which a tensor's memory would leave the process.
 #[pyfunction]
-pub(crate) fn ipc_road(py: Python<'_>, tensor: &PyTensor<'_>) -> PyResult<&'static str> {
+pub(crate) fn ipc_road(
+    py: Python<'_>,
+    tensor: &PyTensor<'_>,
+    writing: Option<&Bound<'_, PyAny>>,
+) -> PyResult<&'static str> {
     let road = || {
         not_a_capsule(tensor)?;
-        Ok(match bridge_ipc::road(&*source(tensor)?, tensor)? {
+        let writing = writing.map(self::writing).transpose()?;
+        Ok(match bridge_ipc::road(&*source(tensor)?, tensor, writing)? {
             Road::Passed => "passed",
             Road::Handle => "handle",
             Road::Files => "files",

@@ -555,10 +555,50 @@ def test_users_accept_each_other(users: str, seen: str) -> None:
     assert subprocess.run(program, check=True, timeout=120, capture_output=True, text=True).stdout == seen
 
 
+@pytest.mark.parametrize("opened", ["private", "never", "shared"])
+@pytest.mark.parametrize("writing", [None, "private", "never", "shared"])
+def test_the_road_tells_what_share_does(opened: Any, writing: Any) -> None:
+    ticket = tb.share(np.arange(4.0), writing=opened)
+    y = tb.open(ticket, "numpy")
+    copied = processes.held()["nbytes"]
+    again = tb.share(y, writing=writing)
+    assert (processes.road(y, writing=writing) == "copy") == (processes.held()["nbytes"] > copied)
+    for one in (ticket, again):
+        tb.revoke(one)
+
+
+def test_what_was_revoked_is_not_shared_again() -> None:
+    ticket = tb.share([np.ones(4), np.ones(4)], writing="never")
+    views = tb.open(ticket, "numpy")
+    tb.revoke(ticket)
+
+    def is_gone() -> bool:
+        try:
+            tb.to_numpy(views[1])
+        except tb.BridgeConnectionError:
+            return True
+        return False
+
+    wait_until(is_gone)
+    for call in (tb.share, processes.road, lambda view: tb.share([np.ones(1), view]), tb.to_torch):
+        with pytest.raises(tb.BridgeConnectionError) as raised:
+            call(views[1])
+        assert raised.value.kind == "gone"
+
+
+def test_a_hostile_number_in_a_tree_is_a_broken_protocol() -> None:
+    huge = '["l",[["x",0],["f",1' + "0" * 400 + "]]]"
+    ticket = tb._core.ipc_share([np.zeros(1)], huge, 60.0, None, None)
+    with pytest.raises(tb.BridgeError) as raised:
+        tb.open(ticket, "numpy")
+    assert raised.value.kind == "protocol"
+    tb.revoke(ticket)
+
+
 def test_the_road_is_told() -> None:
     ticket = tb.share(np.arange(4.0), writing="shared")
     y = tb.open(ticket, "torch")
-    assert (processes.road(np.arange(4.0)), processes.road(y[1:])) == ("copy", "passed")
+    assert (processes.road(np.arange(4.0)), processes.road(y[1:], writing="shared")) == ("copy", "passed")
     seen = tb.open(tb.share(y, isolated=True, writing="shared"), "numpy")
     y[0] = 7
     assert seen[0] == 0

@@ -224,7 +224,8 @@ impl Pass {
         };
         // A sector of which one unit is used is read once for all places that the unit is repeated in.
         let repeats = self.dims.iter().position(|dim| dim.from == 0 && dim.length < LEAST_ACROSS);
-        if let Some(repeats) = repeats.filter(|_| fastest.from.unsigned_abs() >= SECTOR && !self.is_cached()) {
+        let is_alone = self.unit >= 4 && fastest.from.unsigned_abs() >= SECTOR && fastest.length >= LEAST_POINTS;
+        if let Some(repeats) = repeats.filter(|_| is_alone && !self.is_cached()) {
             self.dims[..=repeats].rotate_right(1);
             return self.walked(FLATS[self.index()], 4, 0, &self.dims);
         }
@@ -299,9 +300,11 @@ impl Pass {
             .or_else(|| if self.is_near() { None } else { self.forwards(1).tiles(i) })
     }
 
-    /// Returns whether the source repeats units that are few enough for the caches.
+    /// Returns whether the source repeats units that are few enough for the caches. Many in a row that are far from each
+    /// other take too much of what the caches deliver.
     fn is_cached(&self) -> bool {
-        let most = if self.unit >= 8 { CACHED_LARGE } else { CACHED_SMALL };
+        let is_dense = self.unit == VECTOR || self.dims[0].length * self.unit <= 2 * SECTOR as usize;
+        let most = if self.unit >= 8 && is_dense { CACHED_LARGE } else { CACHED_SMALL };
         let moving = self.dims.iter().filter(|dim| dim.from != 0);
         moving.clone().count() < self.dims.len()
             && moving.fold(self.run * self.unit, |nbytes, dim| nbytes * dim.length) <= most

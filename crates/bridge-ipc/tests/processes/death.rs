@@ -64,8 +64,8 @@ fn writes_are_seen_as_the_share_says() {
         let own = &open(&ticket).unwrap().tensors[0];
         assert_eq!(own.access() == Access::ReadOnly, writing == Writing::Never);
         assert_eq!(ipc().overwritten(own).is_err(), writing == Writing::Never);
-        let passed = if writing == Writing::Shared { Road::Passed } else { Road::Copy };
-        assert_eq!(road(&ipc(), own).unwrap(), passed, "{writing:?}");
+        let passed = if writing == Writing::Private { Road::Copy } else { Road::Passed };
+        assert_eq!(road(&ipc(), own, Some(writing)).unwrap(), passed, "{writing:?}");
         child.ask(&format!("open {}", ticket.text()));
         assert_eq!(child.ask(&format!("write {lease}")), answer, "{writing:?}");
         assert_eq!(read(own).unwrap(), left, "{writing:?}");

@@ -58,7 +58,7 @@ def tree_of(text: Optional[str], tensors: List[Any]) -> Any:
     """Return the tree that a text describes, with these tensors in it."""
     try:
         return tensors[0] if text is None else _built(json.loads(text), tensors)
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
         raise of_kind("protocol", _UNKNOWN) from error
 
 

@@ -650,6 +650,10 @@ class Names(Client):
 
     def __init__(self, path: str | os.PathLike[str], keep: bool = False, max_bytes: int | None = None) -> None:
         """Serve names at ``path``."""
+        if type(keep) is not bool:
+            raise of_kind("argument", f"keep is {keep!r:.80}: pass True or False")
+        if max_bytes is not None and not keep:
+            raise of_kind("argument", "max_bytes limits a keeper: pass keep=True as well, or leave max_bytes out")
         self._names = _core.Names(path, keep, max_bytes)
         super().__init__(path)
 

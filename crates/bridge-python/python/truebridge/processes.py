@@ -135,6 +135,8 @@ def share(
     True
     >>> tb.revoke(ticket)
     """
+    if type(isolated) is not bool:
+        raise of_kind("argument", f"isolated is {isolated!r:.80}: pass True or False")
     leaves, tree = shareable(x)
     if isolated and copy is False:
         raise of_kind("argument", "an isolated share is a copy: leave copy=False out")
@@ -154,13 +156,15 @@ def share(
         raise
 
 
-def road(x: Any) -> Literal["passed", "handle", "files", "pool", "copy"]:
+def road(x: Any, *, writing: Writing | None = None) -> Literal["passed", "handle", "files", "pool", "copy"]:
     """Return how the memory of a tensor would leave this process.
 
     Parameters
     ----------
     x : tensor
         A tensor of any framework.
+    writing : {None, "private", "never", "shared"}
+        As for ``share``.
 
     Returns
     -------
@@ -173,6 +177,8 @@ def road(x: Any) -> Literal["passed", "handle", "files", "pool", "copy"]:
     ------
     BridgeTypeError
         If ``x`` is not a tensor.
+    BridgeConnectionError
+        If ``x`` lies in memory of another process that has ended or has revoked it.
 
     Examples
     --------
@@ -181,7 +187,7 @@ def road(x: Any) -> Literal["passed", "handle", "files", "pool", "copy"]:
     >>> tb.processes.road(np.zeros(3))
     'copy'
     """
-    return _core.ipc_road(x)
+    return _core.ipc_road(x, writing)
 
 
 def open(
@@ -255,8 +261,8 @@ def _of_hosts(ticket: Ticket | HostTicket | str | bytes) -> HostTicket | None:
 def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
     """End a share of this process now.
 
-    A process that has it open keeps the memory until it drops the tensors. Its next call with one of them raises a
-    ``BridgeConnectionError``.
+    A process that has it open keeps the memory until it drops the tensors. It is told, usually within a millisecond.
+    From then on its conversions, copies and shares of them raise a ``BridgeConnectionError``.
 
     Parameters
     ----------
@@ -335,19 +341,19 @@ def configure(
     folder : str or path, optional
         The folder of the socket. Only this user may have access to it, or with ``users`` it must have a mode that
         admits them (711). The default is ``TRUEBRIDGE_IPC`` of the environment, else ``truebridge`` in
-        ``XDG_RUNTIME_DIR``, else one in ``/tmp``; with ``users`` always one in ``/tmp``.
+        ``XDG_RUNTIME_DIR`` unless there are ``users``, else one in ``/tmp``.
     users : sequence of int, optional
         Numbers of the users that this process accepts beside its own: they may open what it shares and find the names
         that it serves, and it opens what they share.
     connections : int, optional
-        The most connections at once. One process has half of them at most, and so has one user other than that of this
-        process. A silent connection without leases is closed if another process needs one.
+        The most connections at once, 256 by default. One process has half of them at most, and so has one user other
+        than that of this process. A silent connection without leases is closed if another process needs one.
     shares : int, optional
-        The most shares at once.
+        The most shares at once, 65,536 by default.
     leases : int, optional
-        The most leases that one process may have on what is shared here.
+        The most leases that one process may have on what is shared here, 65,536 by default.
     nbytes : int, optional
-        The most bytes of memory for copies.
+        The most bytes of memory for copies. The default is no limit.
     address : str, optional
         An address of this host, or with a port, at which it listens for processes of other hosts
         (``share(reach="hosts")``). Without one this process does not share with other hosts.
