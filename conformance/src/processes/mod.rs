@@ -24,7 +24,7 @@ use bridge_ipc::{IpcTensor, Parcel, Ticket, Writing, process};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a ticket of the suite can be opened. It is revoked when the tensor is dropped.
+/// How long a ticket of the suite can be opened. It ends when the tensor is dropped.
 const TIME: Duration = Duration::from_secs(3600);
 
 /// What surrounds a process that waits for another.
@@ -72,10 +72,10 @@ impl Around {
     }
 
     /// Ends the share of a ticket of this process. What has it open keeps its memory.
-    fn revoke(self, ticket: &Ticket) {
+    fn end(self, ticket: &Ticket) {
         let Some(exporter) = process::exporter_if_any() else { return };
         // It fails for tickets of other processes only.
-        let _ = self.detached(|| exporter.revoke(ticket));
+        let _ = self.detached(|| exporter.end(ticket));
     }
 }
 

@@ -116,7 +116,7 @@ impl Drop for Known {
         self.local = None;
         let Some(given) = &self.given else { return };
         let (around, before) = (self.line.around, shares());
-        around.revoke(given);
+        around.end(given);
         // It is returned at once, unless another view keeps it. Then the owner can reuse the memory, as it may.
         around.detached(|| {
             let until = Instant::now() + MOMENT;
@@ -207,7 +207,7 @@ impl Remote {
         let (ticket, done) = self.line.around.share(from, tensor, ordering, (Writing::Shared, Some(true)))?;
         let made = self.make(&Request::Open(ticket.text()), &[]);
         // What the other process has open stays its own.
-        self.line.around.revoke(&ticket);
+        self.line.around.end(&ticket);
         // Of several reasons for the copy, the ticket knows one.
         let plan = if done.plan == Plan::ZeroCopy { done.plan } else { expected };
         let mut done = done;

@@ -170,7 +170,7 @@ impl<T> Service<'_, T> {
         let (ticket, _) = self.around.share(&self.pieces, &piece, &ordering, (writing(access), None))?;
         let opened = self.around.open(&ticket);
         // What was opened here keeps the memory.
-        self.around.revoke(&ticket);
+        self.around.end(&ticket);
         opened
     }
 
@@ -233,7 +233,7 @@ impl<T> Service<'_, T> {
     /// Forgets a tensor, and ends its shares.
     fn take(&self, id: Id) -> Option<T> {
         let Held { tensor, tickets } = self.held.borrow_mut().remove(&id)?;
-        tickets.iter().for_each(|ticket| self.around.revoke(ticket));
+        tickets.iter().for_each(|ticket| self.around.end(ticket));
         Some(tensor)
     }
 }

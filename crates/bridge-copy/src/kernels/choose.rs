@@ -46,6 +46,9 @@ const MIXED: usize = 1024;
 const LEAST_MIXED: usize = 4 << 10;
 const MOST_MIXED: usize = 16 << 10;
 
+/// The points of a row of which a thread of `split` and `join` takes several, by the binary logarithm of the unit.
+const FULL_ROW: [usize; 4] = [4096, 2048, 2048, 1024];
+
 /// Bytes that the memory delivers at once.
 const SECTOR: u64 = 32;
 
@@ -315,8 +318,9 @@ impl Pass {
         let mut pass = self.clone();
         let (few, unit) = (pass.dims.remove(0), self.unit as i64);
         let is_run = self.run == 1 && few.length <= LONGEST_RUN && few.to == unit;
-        let i = pass.fastest_of_source().filter(|i| *i > 0 && pass.dims[0].length >= LEAST_ACROSS)?;
-        if !is_run || !(1..=2 * SECTOR as i64).contains(&few.from) {
+        let i = pass.fastest_of_source().filter(|i| *i > 0)?;
+        let is_wide = pass.dims[i].length.min(pass.dims[0].length) >= LEAST_ACROSS;
+        if !is_run || !is_wide || !(1..=2 * SECTOR as i64).contains(&few.from) {
             return None;
         }
         (pass.run, pass.apart) = (few.length, (few.from / unit) as usize);
@@ -395,7 +399,7 @@ impl Pass {
         // gaps between them.
         let row_bytes = length * pitch as usize;
         let (mut lines, mut rows, mut stride) = (channels.clone(), 1, row_bytes as i64);
-        if row_bytes <= chunk / 4 && (self.unit < VECTOR / 2 || step == unit) {
+        if row_bytes <= chunk / 4 && (step == unit || !joins && self.unit < VECTOR / 2) {
             while lines.len() < Group::MOST {
                 let end = stride * rows as i64;
                 let most = if joins || rows > 1 { end } else { end + end / 4 };
@@ -416,16 +420,18 @@ impl Pass {
             return None;
         }
         let most = (chunk / pitch as usize).min(4096 / self.unit.min(2));
-        let span = (1 << most.ilog2()).min(length.next_power_of_two()).max(4);
-        let per = (WORD / self.unit).max(1);
-        let (mut launch, items) = if several {
-            let shared = shared(each * stride as usize);
-            let spans = (each * count, length);
-            (self.tiled(kernels[self.index()], &lines, &[points], spans, shared), length.div_ceil(per))
+        let (group, spans, nbytes) = if several {
+            (&lines, (each * count, length), each * stride as usize)
         } else {
-            let shared = shared(span * pitch as usize);
-            (self.tiled(kernels[self.index()], &channels, &[points], (count, span), shared), span / per)
+            let full = 1 << most.ilog2();
+            // Threads that have one row each need a power of two. Few blocks of other rows are about equal.
+            let blocks = length.div_ceil(most - most % VECTOR);
+            let even = length.div_ceil(blocks).next_multiple_of(VECTOR);
+            let span = if length.min(full) >= FULL_ROW[self.index()] || blocks > 4 { full } else { even };
+            (&channels, (count, span), span * pitch as usize)
         };
+        let mut launch = self.tiled(kernels[self.index()], group, &[points], spans, shared(nbytes));
+        let items = spans.1.div_ceil((WORD / self.unit).max(1));
         if let Parameters::Tile(tile) = &mut launch.parameters {
             (tile.pitch, tile.extent) = ((pitch / unit) as u32, (extent / unit) as u32);
             (tile.channels, tile.pitches) = (count as u32, Dim::new(items as u32, 0, 0));
@@ -506,8 +512,11 @@ impl Pass {
         }
         let across_of = |group: &[usize]| total(group).min(across);
         let narrow = self.run * across_of(&group_i).min(across_of(&group_o)) < LEAST_ACROSS;
-        // Small units are better gathered than moved in tiles that are mostly empty.
-        let empty = self.unit <= 2 && across_of(&group_i) * across_of(&group_o) * FULL <= across * across;
+        // Small units are better gathered than moved in tiles that are mostly empty, and runs of large ones read as they
+        // lie.
+        let least = if self.unit == VECTOR / 2 && self.run > 1 { 2 } else { FULL };
+        let may_be = self.unit > 2 && least == FULL;
+        let empty = !may_be && across_of(&group_i) * across_of(&group_o) * least <= across * across;
         if narrow || empty || self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
             return None;
         }
