@@ -145,7 +145,8 @@ fn copies(ndarray: &NdArray) -> Result<Vec<Named<'_>>> {
 fn tickets<'a>(ndarray: &'a NdArray, exporter: &'a Exporter) -> Result<Vec<Named<'a>>> {
     let share = move || {
         let array = HostArray::from(vec![1.0_f32; 64]);
-        let parcel = Parcel::of(&[(ndarray as _, &array)], Some(Writing::Never), &host(), &Options::default())?;
+        let parcel = Parcel::of(&[(ndarray as _, &array)], Some(Writing::Never), &host(), &Options::default())
+            .map_err(|failed| failed.error)?;
         parcel.share(exporter, Duration::from_secs(3600), None)
     };
     // Tokens are random, and take more instructions or fewer.

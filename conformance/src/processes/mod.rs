@@ -65,7 +65,8 @@ impl Around {
         ordering: &Arc<dyn Ordering>,
         (writing, copy): (Writing, Option<bool>),
     ) -> Result<(Ticket, Transfer)> {
-        let parcel = Parcel::of(&[(from, tensor)], Some(writing), ordering, &Options::default().with_copy(copy))?;
+        let parcel = Parcel::of(&[(from, tensor)], Some(writing), ordering, &Options::default().with_copy(copy));
+        let parcel = parcel.map_err(|failed| failed.error)?;
         let done = parcel.transfers()[0];
         let ticket = self.detached(|| parcel.share(&*process::exporter()?, TIME, None))?;
         Ok((ticket, done))

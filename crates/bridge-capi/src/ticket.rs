@@ -66,7 +66,7 @@ pub unsafe extern "C" fn tb_share(
         let callers: Vec<_> = tensors.iter().map(|tensor| Caller::of(tensor, ordering)).collect();
         let leaves: Vec<(&dyn Adapter<Tensor = CTensor>, &CTensor)> =
             callers.iter().zip(tensors).map(|(caller, tensor)| (caller as _, tensor)).collect();
-        let parcel = Parcel::of(&leaves, writing, ordering, &Options::default())?;
+        let parcel = Parcel::of(&leaves, writing, ordering, &Options::default()).map_err(|failed| failed.error)?;
         let shared = CString::new(parcel.share(&*process::exporter()?, time, tree)?.text()).expect("JSON has no NUL");
         let bytes = shared.as_bytes_with_nul();
         // SAFETY: a ticket has at most so many bytes, for which the caller has room.

@@ -29,7 +29,8 @@ fn main() -> Result<()> {
         let start = Instant::now();
         let leaves: Vec<(&dyn Adapter<Tensor = HostArray>, &HostArray)> =
             arrays.iter().map(|array| (&from as _, array)).collect();
-        let parcel = Parcel::of(&leaves, Some(Writing::Never), &ordering, &Options::default())?;
+        let parcel =
+            Parcel::of(&leaves, Some(Writing::Never), &ordering, &Options::default()).map_err(|failed| failed.error)?;
         let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?;
         let shared = start.elapsed().as_micros();
         let mut times = Vec::new();

@@ -22,7 +22,8 @@
 //! let exporter = Exporter::new(settings)?;
 //! // SAFETY: the program uses the memory of a tensor on one thread at a time.
 //! let (from, tensor) = (unsafe { NdArray::new() }, HostArray::from(array![[1.0f32, 2.0], [3.0, 4.0]]));
-//! let parcel = Parcel::of(&[(&from, &tensor)], Some(Writing::Private), &ordering, &Options::default())?;
+//! let parcel = Parcel::of(&[(&from, &tensor)], Some(Writing::Private), &ordering, &Options::default());
+//! let parcel = parcel.map_err(|failed| failed.error)?;
 //! let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?.text();
 //!
 //! // Usually in another process.

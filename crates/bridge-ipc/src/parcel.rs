@@ -10,7 +10,7 @@ use crate::tensor::{Arena, Ipc, IpcTensor};
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, MAX_FILES, Segment};
 use bridge_core::{
-    Adapter, Device, Error, ErrorKind, Lent, Options, Ordering, Plan, Result, Stream, Transfer, plan, transfer,
+    Adapter, Device, Error, ErrorKind, Failed, Lent, Options, Ordering, Plan, Result, Stream, Transfer, plan, transfer,
     transfer_all,
 };
 use rustix::fd::OwnedFd;
@@ -143,14 +143,14 @@ impl Parcel {
     ///
     /// # Errors
     ///
-    /// Those of [`transfer`], [`ErrorKind::Argument`] for more tensors than a ticket may have, and
-    /// [`ErrorKind::OutOfMemory`].
+    /// Those of [`transfer`], [`ErrorKind::Argument`] for more tensors than a ticket may have, at the first of them that is
+    /// too many, and [`ErrorKind::OutOfMemory`], at the largest copy.
     pub fn of<F>(
         tensors: &[(&dyn Adapter<Tensor = F>, &F)],
         writing: Option<Writing>,
         ordering: &Arc<dyn Ordering>,
         options: &Options,
-    ) -> Result<Self> {
+    ) -> Result<Self, Failed> {
         Self::packed(tensors, (writing, false), ordering, options)
     }
 
@@ -165,7 +165,7 @@ impl Parcel {
         writing: Option<Writing>,
         ordering: &Arc<dyn Ordering>,
         options: &Options,
-    ) -> Result<Self> {
+    ) -> Result<Self, Failed> {
         Self::packed(tensors, (writing, true), ordering, options)
     }
 
@@ -174,20 +174,22 @@ impl Parcel {
         (writing, outlives): (Option<Writing>, bool),
         ordering: &Arc<dyn Ordering>,
         options: &Options,
-    ) -> Result<Self> {
+    ) -> Result<Self, Failed> {
         if tensors.len() > MAX_TENSORS {
             let text = format!("a ticket has at most {MAX_TENSORS} tensors: share them in parts");
-            return Err(Error::new(ErrorKind::Argument, text));
+            return Err(Failed { index: MAX_TENSORS, error: Error::new(ErrorKind::Argument, text) });
         }
         let mut parcel = Self::empty(writing, outlives);
         let ipc = Ipc::passing();
         let places = parcel.places(tensors, &ipc, options)?;
-        let there = |place: &Place| matches!(place, Place::There(..));
-        let in_place: Vec<_> =
-            tensors.iter().zip(&places).filter(|(_, place)| there(place)).map(|(tensor, _)| *tensor).collect();
-        let crossed = transfer_all(&in_place, &ipc, ordering, options).map_err(|failed| failed.error)?;
+        let there = |index: &usize| matches!(places[*index], Place::There(..));
+        let there: Vec<usize> = (0..tensors.len()).filter(there).collect();
+        let in_place: Vec<_> = there.iter().map(|index| tensors[*index]).collect();
+        let crossed = transfer_all(&in_place, &ipc, ordering, options)
+            .map_err(|Failed { index, error }| Failed { index: there[index], error })?;
         let mut crossed = crossed.into_iter();
-        for ((from, tensor), place) in tensors.iter().zip(places) {
+        for (index, ((from, tensor), place)) in tensors.iter().zip(places).enumerate() {
+            let failed = |error| Failed { index, error };
             let done = match place {
                 Place::There(segment, start) => {
                     let (tensor, done) = crossed.next().expect("each has crossed");
@@ -195,8 +197,8 @@ impl Parcel {
                     done
                 }
                 Place::Copy(device, nbytes) => {
-                    let (segment, start, arena) = parcel.room(device, nbytes)?;
-                    let (copy, done) = transfer(*from, &Ipc::into(arena), tensor, ordering, options)?;
+                    let (segment, start, arena) = parcel.room(device, nbytes).map_err(failed)?;
+                    let (copy, done) = transfer(*from, &Ipc::into(arena), tensor, ordering, options).map_err(failed)?;
                     match device::in_streams(device) {
                         true => parcel.keep(copy, segment, start),
                         // Nothing of this process writes to the host's when it is shared.
@@ -232,43 +234,59 @@ impl Parcel {
         tensors: &[(&dyn Adapter<Tensor = F>, &F)],
         ipc: &Ipc,
         options: &Options,
-    ) -> Result<Vec<Place>> {
+    ) -> Result<Vec<Place>, Failed> {
         let mut places = Vec::with_capacity(tensors.len());
-        let mut rooms: Vec<(Device, usize)> = Vec::new();
+        // The bytes of all copies on a device, and the largest copy with its number.
+        let mut rooms: Vec<(Device, usize, (usize, usize))> = Vec::new();
         let is_leasing = importer::is_leasing();
-        for (from, tensor) in tensors {
-            let lent = from.export(tensor)?.permuted(options.permute.as_ref())?;
-            if is_leasing {
-                importer::check(&lent)?;
-            }
-            if self.about.is_empty() {
-                let (dtype, shape, device) = (lent.dtype(), lent.layout().shape(), lent.device());
-                self.about = format!("{} {dtype} {shape:?} on {device}", from.profile().name);
-            }
-            let in_place = plan(&lent, ipc.profile(), options).is_ok_and(|plan| plan == Plan::ZeroCopy);
-            let there = match in_place {
-                true => match self.foreign(&lent) {
-                    Some(found) => Some(found),
-                    None if self.outlives => self.given(&lent)?,
-                    None => self.lendable(&lent, &lent.layout().hull(lent.data(), None)?)?,
-                },
-                false => None,
-            };
-            let (device, nbytes) = (options.device.unwrap_or(lent.device()), lent.layout().nbytes());
-            let device = if device::in_streams(device) { device } else { Device::CPU };
-            if there.is_none() {
+        for (index, (from, tensor)) in tensors.iter().enumerate() {
+            let place = self.place(*from, tensor, (ipc, is_leasing), options);
+            let place = place.map_err(|error| Failed { index, error })?;
+            if let Place::Copy(device, nbytes) = place {
                 let at = rooms.iter().position(|room| room.0 == device).unwrap_or_else(|| {
-                    rooms.push((device, 0));
+                    rooms.push((device, 0, (nbytes, index)));
                     rooms.len() - 1
                 });
-                rooms[at].1 = rooms[at].1.saturating_add(Arena::room_for(device, nbytes));
+                let (_, all, largest) = &mut rooms[at];
+                *all = all.saturating_add(Arena::room_for(device, nbytes));
+                *largest = (nbytes, index).max(*largest);
             }
-            places.push(there.map_or(Place::Copy(device, nbytes), |(segment, start)| Place::There(segment, start)));
+            places.push(place);
         }
-        for (device, nbytes) in rooms.into_iter().filter(|room| room.1 > 0) {
-            self.room(device, nbytes)?;
+        for (device, nbytes, (_, index)) in rooms.into_iter().filter(|room| room.1 > 0) {
+            self.room(device, nbytes).map_err(|error| Failed { index, error })?;
         }
         Ok(places)
+    }
+
+    /// Returns the memory that a tensor is shared from.
+    fn place<F>(
+        &mut self,
+        from: &dyn Adapter<Tensor = F>,
+        tensor: &F,
+        (ipc, is_leasing): (&Ipc, bool),
+        options: &Options,
+    ) -> Result<Place> {
+        let lent = from.export(tensor)?.permuted(options.permute.as_ref())?;
+        if is_leasing {
+            importer::check(&lent)?;
+        }
+        if self.about.is_empty() {
+            let (dtype, shape, device) = (lent.dtype(), lent.layout().shape(), lent.device());
+            self.about = format!("{} {dtype} {shape:?} on {device}", from.profile().name);
+        }
+        let in_place = plan(&lent, ipc.profile(), options).is_ok_and(|plan| plan == Plan::ZeroCopy);
+        let there = match in_place {
+            true => match self.foreign(&lent) {
+                Some(found) => Some(found),
+                None if self.outlives => self.given(&lent)?,
+                None => self.lendable(&lent, &lent.layout().hull(lent.data(), None)?)?,
+            },
+            false => None,
+        };
+        let (device, nbytes) = (options.device.unwrap_or(lent.device()), lent.layout().nbytes());
+        let device = if device::in_streams(device) { device } else { Device::CPU };
+        Ok(there.map_or(Place::Copy(device, nbytes), |(segment, start)| Place::There(segment, start)))
     }
 
     /// Returns what was done with each tensor.

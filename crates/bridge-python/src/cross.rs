@@ -176,19 +176,17 @@ pub(crate) fn pack<F: Owned>(
     tensors: &[(&dyn Adapter<Tensor = F>, &F)],
     (writing, outlives): (Option<Writing>, bool),
     options: &Options,
-) -> Result<Parcel> {
+) -> Result<Parcel, Failed> {
     let packed = if outlives { Parcel::outliving } else { Parcel::of };
     let pack = |tensors: &[_]| packed(tensors, writing, ordering(), options);
     let Some(call) = call else { return pack(tensors) };
     let seen = see(call, tensors, None);
     let packed = pack(&through(&seen, tensors));
-    match (&packed, &*seen) {
-        (Ok(parcel), seen) => {
+    match &packed {
+        Ok(parcel) => {
             seen.iter().zip(parcel.transfers()).for_each(|(seen, done)| seen.note(call, Outcome::of(Ok(done))));
         }
-        (Err(error), [seen]) => seen.note(call, Outcome::Failed(error.kind())),
-        // The error names no tensor.
-        (Err(_), _) => (),
+        Err(failed) => seen[failed.index].note(call, Outcome::Failed(failed.error.kind())),
     }
     packed
 }

@@ -5,7 +5,7 @@ use crate::frameworks::{self, not_a_capsule, source};
 use crate::html::as_html;
 use crate::options::Keywords;
 use crate::{cross, options, trace};
-use bridge_core::{Adapter, DType, Error, ErrorKind, Options, Result};
+use bridge_core::{Adapter, DType, Error, ErrorKind, Failed, Options, Result};
 use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Road, Settings, Spec, Writing, process};
 use bridge_pyo3::{PyTensor, brief_str, framework_error, with_gil};
 use pyo3::prelude::*;
@@ -144,6 +144,19 @@ pub(crate) fn path(object: &Bound<'_, PyAny>) -> Result<PathBuf> {
     object.extract().map_err(|_| argument(format!("a path is a str or an os.PathLike, not {}", brief_str(object))))
 }
 
+/// Returns the error of a tensor with the path to it in the tree that the text describes.
+fn at_leaf(py: Python<'_>, tree: Option<&str>, Failed { index, error }: Failed) -> Error {
+    let path = |text: &str| -> PyResult<String> {
+        let paths = py.import("truebridge._trees")?.getattr("paths")?.call1((text,))?;
+        paths.get_item(index)?.extract()
+    };
+    match tree.map(path) {
+        Some(Ok(path)) => error.at(&path),
+        // The other process may describe no tree that this one knows.
+        _ => error,
+    }
+}
+
 /// Shares tensors for a ticket, which ``then`` takes over. If they are to outlive this process, it waits until the work
 /// on them has run.
 pub(crate) fn shared<'py, T>(
@@ -159,14 +172,15 @@ where
     let share = |call: Option<&trace::Call>| {
         let writing = writing.map(self::writing).transpose()?;
         let options = Options::default().with_copy(copy);
-        let sources = tensors.iter().map(|tensor| {
-            not_a_capsule(tensor)?;
-            source(tensor)
+        let sources = tensors.iter().enumerate().map(|(index, tensor)| {
+            let found = not_a_capsule(tensor).and_then(|()| source(tensor));
+            found.map_err(|error| Failed { index, error })
         });
-        let sources = sources.collect::<Result<Vec<_>>>()?;
+        let at_leaf = |failed| at_leaf(py, tree.as_deref(), failed);
+        let sources = sources.collect::<Result<Vec<_>, _>>().map_err(at_leaf)?;
         let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, &PyTensor<'py>)> =
             sources.iter().zip(&tensors).map(|(from, tensor)| (&**from as _, tensor)).collect();
-        let parcel = cross::pack(call, &leaves, (writing, outlives), &options)?;
+        let parcel = cross::pack(call, &leaves, (writing, outlives), &options).map_err(at_leaf)?;
         py.detach(|| {
             let exporter = process::exporter()?;
             if outlives {
@@ -240,7 +254,7 @@ pub(crate) fn ipc_open<'py>(
         let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let leaves: Vec<_> = tensors.iter().map(|tensor| (adapter, tensor)).collect();
         let crossed = cross::transfer_all(call, &leaves, &*to, &options);
-        Ok((crossed.map_err(|failed| failed.error)?, tree))
+        Ok((crossed.map_err(|failed| at_leaf(py, tree.as_deref(), failed))?, tree))
     };
     let (tensors, tree) = trace::call("open", "", open).map_err(|error| into_python(py, error))?;
     Ok((PyList::new(py, tensors)?, tree))

@@ -586,6 +586,23 @@ def test_what_was_revoked_is_not_shared_again() -> None:
         assert raised.value.kind == "gone"
 
 
+def test_an_error_names_the_path_to_the_tensor() -> None:
+    torch = pytest.importorskip("torch")
+    tree = {"layers": [np.zeros(2), torch.ones(2, requires_grad=True)], "step": 7}
+    with pytest.raises(tb.BridgeBufferError, match=r"^tree\['layers'\]\[1\]: the tensor requires grad"):
+        tb.share(tree)
+    with pytest.raises(tb.BridgeBufferError, match="^the tensor requires grad"):
+        tb.share(tree["layers"][1])
+    with pytest.raises(tb.BridgeTypeError, match=r"^tree\['layers'\]\[1\]: complex"):
+        tb.share({"layers": [np.zeros(2), 1j]})
+    with pytest.raises(tb.BridgeError, match=r"^tree\[1\]: .*copy"):
+        tb.share([tb.open(tb.share(np.ones(3), writing="never", expires=0.2), "numpy"), np.zeros(2)], copy=False)
+    ticket = tb.share({"layers": [np.zeros(2)]}, writing="never")
+    with pytest.raises(tb.BridgeError, match=r"^tree\['layers'\]\[0\]: the tensor is read-only"):
+        tb.open(ticket, "torch")
+    tb.revoke(ticket)
+
+
 def test_a_hostile_number_in_a_tree_is_a_broken_protocol() -> None:
     huge = '["l",[["x",0],["f",1' + "0" * 400 + "]]]"
     ticket = tb._core.ipc_share([np.zeros(1)], huge, 60.0, None, None)

@@ -215,7 +215,8 @@ fn obey(
         // Passes on what was opened.
         "pass" => {
             let (from, tensor) = (ipc(), tensors[number].as_ref().unwrap());
-            let parcel = Parcel::of(&[(&from, tensor)], Some(Writing::Never), &host(), &Options::default())?;
+            let parcel = Parcel::of(&[(&from, tensor)], Some(Writing::Never), &host(), &Options::default())
+                .map_err(|failed| failed.error)?;
             let copied = parcel.transfers()[0].bytes_copied;
             Ok(format!("{copied} {}", parcel.share(exporter, LONG, None)?.text()))
         }

@@ -65,7 +65,9 @@ impl Drop for Folder {
 /// Shares a vector of bytes.
 fn share(exporter: &Exporter, bytes: Vec<u8>, writing: Writing, time: Duration) -> Result<Ticket> {
     let (from, array) = (ndarray(), HostArray::from(bytes));
-    Parcel::of(&[(&from, &array)], Some(writing), &host(), &Options::default())?.share(exporter, time, None)
+    Parcel::of(&[(&from, &array)], Some(writing), &host(), &Options::default())
+        .map_err(|failed| failed.error)?
+        .share(exporter, time, None)
 }
 
 /// Waits until the exporter's books say so.

@@ -50,7 +50,7 @@ impl Tensor {
                 Ok((Self::Array(array), done.copied_by.is_some()))
             }
             Some(_) => {
-                let parcel = Parcel::of(&[(from, tensor)], writing, &host(), options)?;
+                let parcel = Parcel::of(&[(from, tensor)], writing, &host(), options).map_err(|failed| failed.error)?;
                 let copied = parcel.transfers()[0].copied_by.is_some();
                 let ticket = parcel.share(exporter, LONG, None)?;
                 let opened = open(&ticket)?.tensors.remove(0);
