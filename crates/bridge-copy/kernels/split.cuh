@@ -1,6 +1,6 @@
 // Kernels for a few channels. One side, the *dense* one, has them close together for each point; the other has a row of
-// points for each. Group `i` is the channels, group `o` the points, of which a block takes `span_o`. On
-// the dense side, points are `pitch` units apart, and the channels of one reach over `extent` units.
+// points for each. Group `i` is the `channels`, group `o` the points, of which a block takes `span_o`. On the dense side,
+// points are `pitch` units apart, and the channels of one reach over `extent` units.
 #pragma once
 #include "tile.cuh"
 

@@ -514,9 +514,13 @@ impl Pass {
         let narrow = self.run * across_of(&group_i).min(across_of(&group_o)) < LEAST_ACROSS;
         // Small units are better gathered than moved in tiles that are mostly empty, and runs of large ones read as they
         // lie.
-        let least = if self.unit == VECTOR / 2 && self.run > 1 { 2 } else { FULL };
-        let may_be = self.unit > 2 && least == FULL;
-        let empty = !may_be && across_of(&group_i) * across_of(&group_o) * least <= across * across;
+        let least = match (self.unit, self.run) {
+            (1 | 2, _) => Some(FULL),
+            (8, 2..) => Some(2),
+            _ => None,
+        };
+        let filled = across_of(&group_i) * across_of(&group_o);
+        let empty = least.is_some_and(|least| filled * least <= across * across);
         if narrow || empty || self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
             return None;
         }
@@ -529,7 +533,7 @@ impl Pass {
         let whole = WHOLE.iter().find(fits);
         // Pieces of less than a sector are better gathered where the next ones are near, but for very short ones of bytes.
         let (fastest, next) = (&self.dims[0], self.dims.get(1));
-        let half_empty = across_of(&group_i) * across_of(&group_o) * 2 <= across * across;
+        let half_empty = filled * 2 <= across * across;
         let is_piece = self.run == 1 && (fastest.length * self.unit) < SECTOR as usize;
         let is_next = next.is_some_and(|next| next.from.unsigned_abs() < SECTOR);
         if whole.is_none() && is_piece && is_next && (self.unit > 1 || fastest.length >= WORD || half_empty) {
