@@ -354,6 +354,14 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     let apart = layout(DType::FLOAT32, &[5, 2000], Some(&[0, 8]));
     assert_eq!(check(&apart, &layout(DType::FLOAT32, &[5, 2000], None), (0, 0)).unwrap(), [Flat4]);
     assert_eq!(chosen(DType::FLOAT32, &[4, 8, 5, 11], &[1, 0, 3, 2]), [Gather4]);
+    let launches = choose(Walk::new(&apart, &layout(DType::FLOAT32, &[5, 2000], None)).unwrap(), (0, 0), 0).unwrap();
+    let Parameters::Flat(flat) = &launches[0].parameters else { panic!("it is not flat") };
+    assert_eq!((flat.dims[0].from, flat.dims[0].length), (0, 5), "neighbours read the same unit");
+    // Rows of a target with gaps between them are not written together.
+    let planes = layout(DType::UINT8, &[40, 72, 4], Some(&[72, 1, 2880]));
+    let with_gaps = layout(DType::UINT8, &[40, 72, 4], Some(&[300, 4, 1]));
+    assert_ne!(check(&planes, &with_gaps, (0, 0)).unwrap(), [Join1]);
+    assert_eq!(check(&planes, &layout(DType::UINT8, &[40, 72, 4], None), (0, 0)).unwrap(), [Join1]);
     // A target with gaps.
     let three = layout(DType::UINT8, &[100, 3], Some(&[6, 2]));
     assert_eq!(check(&three, &layout(DType::UINT8, &[100, 3], Some(&[4, 1])), (0, 0)).unwrap(), [Flat1]);

@@ -353,7 +353,7 @@ def configure(
     leases : int, optional
         The most leases that one process may have on what is shared here, 65,536 by default.
     nbytes : int, optional
-        The most bytes of memory for copies. The default is no limit.
+        The most bytes of memory for copies, without a limit by default.
     address : str, optional
         An address of this host, or with a port, at which it listens for processes of other hosts
         (``share(reach="hosts")``). Without one this process does not share with other hosts.
