@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 #: Names of ``tf.DType``, which the suite uses, too. The other dtypes of this series have no kernel for a fill.
 NAMES = ("float32", "float64", "int32", "uint8", "int16", "int8", "complex64", "int64", "bool", "complex128", "float16")
 
-#: Seconds that tickets are valid: each is revoked with its tensor.
+#: Seconds that tickets are valid: each ends with its tensor.
 TIME = 3600.0
 
 
@@ -137,7 +137,7 @@ class Subject:
         if name in ("drop", "drop_on_thread"):
             del self.tensors[given]
             for ticket in self.tickets.pop(given):
-                self.tb.revoke(ticket)
+                self.tb.end(ticket)
             return "done", b""
         if name == "settle":
             gc.collect()

@@ -500,6 +500,9 @@ enum tb_status tb_share(const struct tb_tensor *const *tensors,
  */
 enum tb_status tb_revoke(const char *ticket);
 
+/* Lets a ticket of this process expire now. A process that has it open can continue to use it. */
+enum tb_status tb_share_end(const char *ticket);
+
 /* Ends all shares of this process. Call it before a process ends that has shared, or leave it to the system. */
 void tb_share_close(void);
 

@@ -211,6 +211,9 @@ inline std::string share(const std::vector<const tensor *> &tensors, double seco
 // Ends the share of a ticket of this process.
 inline void revoke(const std::string &ticket) { check(tb_revoke(ticket.c_str())); }
 
+// Lets a ticket of this process expire: what is open stays as it is.
+inline void share_end(const std::string &ticket) { check(tb_share_end(ticket.c_str())); }
+
 // Opens a ticket of another process, in place: tb_open.
 inline opened open(const std::string &ticket) {
   tb_opened *raw = nullptr;

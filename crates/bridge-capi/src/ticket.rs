@@ -4,7 +4,7 @@ use crate::pointers::{borrow, drop_raw, into_raw, non_null, right_size, slice, t
 use crate::status::{Status, answer, quietly, refused};
 use crate::tensor::{CMemory, CTensor, Caller};
 use bridge_core::{Adapter, Options, Result};
-use bridge_ipc::{Ipc, IpcTensor, Opened, Parcel, Ticket, Writing, process};
+use bridge_ipc::{Exporter, Ipc, IpcTensor, Opened, Parcel, Ticket, Writing, process};
 use std::ffi::{CString, c_char};
 use std::ptr;
 use std::time::Duration;
@@ -79,12 +79,31 @@ pub unsafe extern "C" fn tb_share(
 /// tensors; its next transfer or copy of one of them is TB_GONE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_revoke(ticket: *const c_char) -> Status {
-    answer(|| {
-        // SAFETY: the pointer is null or what the header says.
-        let ticket: Ticket = unsafe { text(ticket, "ticket") }?.parse()?;
-        let none = || refused("this process shares nothing: revoke the ticket where it was made");
-        process::exporter_if_any().ok_or_else(none)?.revoke(&ticket)
-    })
+    // SAFETY: the pointer is null or what the header says.
+    answer(|| unsafe { with_exporter(ticket, Exporter::revoke) })
+}
+
+/// Lets a ticket of this process expire now. A process that has it open can continue to use it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_share_end(ticket: *const c_char) -> Status {
+    // SAFETY: the pointer is null or what the header says.
+    answer(|| unsafe { with_exporter(ticket, Exporter::end) })
+}
+
+/// Calls `body` with a ticket and the exporter of this process.
+///
+/// # Errors
+///
+/// The text is no ticket, this process shares nothing, or what `body` returns.
+///
+/// # Safety
+///
+/// The pointer is null or points to a C string.
+unsafe fn with_exporter(ticket: *const c_char, body: fn(&Exporter, &Ticket) -> Result<()>) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    let ticket = unsafe { text(ticket, "ticket") }?.parse()?;
+    let none = || refused("this process shares nothing: pass the ticket where it was made");
+    body(&*process::exporter_if_any().ok_or_else(none)?, &ticket)
 }
 
 /// Ends all shares of this process. Call it before a process ends that has shared, or leave it to the system.

@@ -75,6 +75,12 @@ int main() {
     tb::revoke(ticket);
     thrown(TB_GONE, [&] { tb::open(ticket); });
     thrown(TB_ARGUMENT, [] { tb::open("ticket"); });
+    const std::string other = tb::share({&row});
+    const tb::opened kept = tb::open(other);
+    tb::share_end(other);
+    thrown(TB_GONE, [&] { tb::open(other); });
+    tb::revoke(tb::share({&kept.tensors[0]}));
+    thrown(TB_ARGUMENT, [] { tb::share_end("ticket"); });
   }
   tb_share_close();
 

@@ -92,6 +92,25 @@ def test_views_keep_the_memory() -> None:
     assert view.tolist() == list(range(500, 1000))
 
 
+def test_what_is_open_is_shared_again_after_the_end_of_its_ticket_and_not_after_a_revocation() -> None:
+    for end, is_kept in [(tb.end, True), (tb.revoke, False)]:
+        ticket = tb.share(np.arange(6))
+        view = tb.open(ticket)
+        end(ticket)
+        with pytest.raises(tb.BridgeConnectionError):
+            tb.open(ticket)
+        if is_kept:
+            again = tb.share(view)
+            assert tb.open(again).tolist() == list(range(6))
+            tb.revoke(again)
+            continue
+        deadline = time.time() + 20
+        with pytest.raises(tb.BridgeConnectionError) as error:
+            while time.time() < deadline:
+                tb.revoke(tb.share(view))
+        assert error.value.kind == "gone"
+
+
 def test_nonsense_is_a_typed_error() -> None:
     ticket = tb.share(np.zeros(1))
     forged = ticket.replace(json.loads(ticket)["token"], "0" * 32)

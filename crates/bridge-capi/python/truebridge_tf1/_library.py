@@ -120,6 +120,7 @@ FUNCTIONS: Dict[str, Tuple[bool, List[Any]]] = {
     "view_used": (False, [c_void_p, c_uint64]),
     "share": (False, [POINTER(c_void_p), c_size_t, c_char_p, c_double, c_int32, c_char_p]),
     "revoke": (False, [c_char_p]),
+    "share_end": (False, [c_char_p]),
     "open": (False, [c_char_p, Out]),
     "opened_tensor": (False, [c_void_p, c_size_t, Out]),
     "tensor_info": (False, [c_void_p, POINTER(Memory)]),

@@ -137,6 +137,32 @@ def revoke(ticket: Any) -> None:
     library().revoke(_text(ticket))
 
 
+def end(ticket: Any) -> None:
+    """Let a ticket of this process expire now. A process that has it open can continue to use it.
+
+    Parameters
+    ----------
+    ticket : str, bytes or ticket
+        The text of a ticket, or a ticket of ``truebridge``.
+
+    Raises
+    ------
+    BridgeValueError
+        If ``ticket`` is none, or if this process shares nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import truebridge_tf1 as tb
+    >>> ticket = tb.share(np.ones(3))
+    >>> weights = tb.open(ticket)
+    >>> tb.end(ticket)
+    >>> weights
+    array([1., 1., 1.])
+    """
+    library().share_end(_text(ticket))
+
+
 def _text(ticket: Any) -> bytes:
     text = getattr(ticket, "text", ticket)
     text = text.encode() if isinstance(text, str) else text

@@ -414,8 +414,9 @@ impl Program {
 
     fn revoke(&mut self, fields: &Fields<'_>) {
         let mut ticket = self.changed_ticket(fields);
+        let end = if fields.has("quiet") { tb_share_end } else { tb_revoke };
         // SAFETY: the ticket is null or a C string: its last byte is 0.
-        done(unsafe { tb_revoke(unless(fields, "null-ticket", ticket.as_mut_ptr())) });
+        done(unsafe { end(unless(fields, "null-ticket", ticket.as_mut_ptr())) });
     }
 
     fn open(&mut self, fields: &Fields<'_>) {

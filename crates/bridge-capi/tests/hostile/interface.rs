@@ -151,6 +151,7 @@ unsafe extern "C" {
         ticket: *mut c_char,
     ) -> i32;
     pub fn tb_revoke(ticket: *const c_char) -> i32;
+    pub fn tb_share_end(ticket: *const c_char) -> i32;
     pub fn tb_share_close();
     pub fn tb_open(ticket: *const c_char, out: *mut Object) -> i32;
     pub fn tb_opened_count(opened: Object) -> usize;
