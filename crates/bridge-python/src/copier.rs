@@ -89,7 +89,8 @@ impl Copier {
                 self.check(index, leaf)?;
             }
             if is_leasing {
-                bridge_ipc::check(source).map_err(|error| Failed { index, error })?;
+                let both = [source, target].into_iter().try_for_each(bridge_ipc::check);
+                both.map_err(|error| Failed { index, error })?;
             }
         }
         for (framework, tensors) in &self.counters {
@@ -213,7 +214,7 @@ fn sides<'py>(leaves: &[Leaf<'_, 'py>]) -> Result<Vec<(AnyAdapter<'py>, AnyAdapt
     let side = |(src, out): &Leaf<'_, 'py>| {
         not_a_capsule(src)?;
         let (from, to) = pairs::sides(src, out)?;
-        cross::check(&from, src)?;
+        cross::check_pair((&from, src), (&to, out))?;
         Ok((from, to))
     };
     let side = |(index, leaf)| side(leaf).map_err(|error| Misfit::from(Failed { index, error }));

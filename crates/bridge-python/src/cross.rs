@@ -10,6 +10,7 @@ use crate::errors::into_python;
 use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, source};
 use crate::options::Keywords;
 use crate::ordering::ordering;
+use crate::pairs::Side;
 use crate::progress;
 use crate::trace::{self, Call, Outcome};
 use crate::trees::{Leaf, Tree};
@@ -77,6 +78,11 @@ pub(crate) fn check<'py>(from: &AnyAdapter<'py>, tensor: &PyTensor<'py>) -> Resu
         true => bridge_ipc::check(&from.export(tensor)?),
         false => Ok(()),
     }
+}
+
+/// Refuses a copy from or into such memory.
+pub(crate) fn check_pair<'py>((from, tensor): Side<'_, 'py>, (to, out): Side<'_, 'py>) -> Result<()> {
+    check(from, tensor).and_then(|()| check(to, out))
 }
 
 /// Returns where the elements go again from the host; `None` where they are there already, or are to stay there.

@@ -139,13 +139,25 @@ def test_a_view_of_a_dead_process_can_be_read(other: Other) -> None:
     ticket = tb.Ticket(text.strip("'"))
     view = tb.open(ticket, "torch")
     assert tb.to_numpy(view).tolist() == [0, 1, 2]
+    zeros = np.zeros(3, dtype=np.int64)
+    copier = tb.copier(zeros, out=tb.open(ticket, "torch"))
+
+    def traced() -> None:
+        with tb.trace():
+            copier()
+
     other.kill()
     assert view.tolist() == [0, 1, 2]
     calls: list[Any] = [
         lambda: tb.open(ticket, "torch"),
         lambda: tb.to_numpy(view),
         lambda: tb.to_numpy([view[1:]]),
-        lambda: tb.copy(view, out=np.zeros(3, dtype=np.int64)),
+        lambda: tb.copy(view, out=zeros),
+        lambda: tb.copy(zeros, out=view),
+        lambda: tb.copy([zeros, zeros[1:]], out=[np.ones(3), view[1:]]),
+        lambda: tb.copier(zeros, out=view),
+        copier,
+        traced,
     ]
     for call in calls:
         wait_until(lambda call=call: _kind(call) == "gone")

@@ -262,7 +262,7 @@ def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
     """End a share of this process now.
 
     A process that has it open keeps the memory until it drops the tensors. It is told, usually within a millisecond.
-    From then on its conversions, copies and shares of them raise a ``BridgeConnectionError``.
+    From then on its conversions and shares of them, and copies from or into them, raise a ``BridgeConnectionError``.
 
     Parameters
     ----------

@@ -144,8 +144,8 @@ class Publication:
             ``busy`` if no memory became free in that time: other processes have old versions open, or the device has
             yet to finish earlier ones. Also if the process that serves names does not answer in 5 seconds: the version
             may be listed all the same, and ``version`` does not count it before the next update. As for ``copy``, with
-            the path to the tensor. ``gone`` if the process that
-            serves names has ended, which may have been noticed after an earlier call.
+            the path to the tensor. ``gone`` if the process that serves names has ended, which may have been noticed
+            after an earlier call.
         """
         publication = self._open()
         tensors, description = described(self._tree if tree is None else tree)
