@@ -55,6 +55,7 @@ const MUTANTS: [Mutants; 7] = [
             "crates/bridge-copy/src/host/*.rs",
             "crates/bridge-copy/src/moves/*.rs",
             "crates/bridge-copy/src/kernels/{casts,choose,many,pieces,parameters}.rs",
+            "crates/bridge-copy/src/kernels/choose/*.rs",
         ],
         features: "",
         tests: &["--lib"],

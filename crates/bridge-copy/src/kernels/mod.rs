@@ -3,6 +3,8 @@
 mod casts;
 mod choose;
 mod many;
+#[cfg(test)]
+mod on_host;
 mod parameters;
 mod pieces;
 mod table;
@@ -54,11 +56,7 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
             threads: kernel.threads(),
             shared: *shared,
         };
-        let at = |sides: Sides| Sides {
-            from: sides.from.wrapping_add_unsigned(from.data as u64),
-            to: sides.to.wrapping_add_unsigned(to.data as u64),
-            ..sides
-        };
+        let at = |sides: Sides| sides.at(from.data, to.data);
         // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
         let launched = unsafe {
             match parameters {

@@ -50,6 +50,14 @@ pub(crate) struct Sides {
     pub flips: u128,
 }
 
+impl Sides {
+    /// Returns the same with addresses for offsets: the first elements are at these.
+    pub fn at(self, from: usize, to: usize) -> Self {
+        let at = |offset: i64, address: usize| offset.wrapping_add_unsigned(address as u64);
+        Self { from: at(self.from, from), to: at(self.to, to), ..self }
+    }
+}
+
 /// Dimensions walked as one, the fastest first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]

@@ -1,33 +1,13 @@
-//! The plan, carried out by a model of the kernels that knows their parameters only.
+//! The plan, carried out by the kernels on a device on the host.
 
 use super::choose::{Launch, MOST_UNITS, Parameters, choose};
-use super::parameters::{Dim, Flat, Group, Tile};
+use super::on_host::OnHost;
+use super::parameters::{Flat, Tile};
 use super::table::{KERNELS, Kernel};
 use super::{halfway, planned};
 use crate::plan::Walk;
 use bridge_core::{DType, Device, Error, ErrorKind, Layout, Strided};
 use proptest::prelude::*;
-
-/// Offsets of index `n` of dimensions, the fastest first.
-fn step(mut n: usize, dims: &[Dim]) -> (i64, i64) {
-    let mut at = (0, 0);
-    for (d, dim) in dims.iter().enumerate() {
-        let length = if d + 1 == dims.len() { n + 1 } else { dim.length as usize };
-        at = (at.0 + (n % length) as i64 * dim.from, at.1 + (n % length) as i64 * dim.to);
-        n /= length;
-    }
-    at
-}
-
-/// Reports each copy of bytes: offset in the source, offset in the target, length. `aligned` receives the offsets at
-/// which a side is accessed, and the size of the access.
-struct Model<'a> {
-    copy: &'a mut dyn FnMut(i64, i64, usize),
-    read: &'a mut dyn FnMut(i64, usize),
-    written: &'a mut dyn FnMut(i64, usize),
-    /// Where the target begins beyond a multiple of 16, in bytes.
-    beyond: i64,
-}
 
 /// Sizes of the unit and of what is stored at once, in bytes, by the name of the kernel.
 fn sizes(kernel: Kernel) -> (usize, usize) {
@@ -40,176 +20,42 @@ fn sizes(kernel: Kernel) -> (usize, usize) {
     }
 }
 
-impl Model<'_> {
-    fn run(&mut self, launch: &Launch) {
-        match &launch.parameters {
-            Parameters::Flat(flat) => self.flat(launch.kernel, flat),
-            Parameters::Tile(tile) => self.tile(launch, tile),
-        }
-    }
-
-    fn flat(&mut self, kernel: Kernel, flat: &Flat) {
-        let (unit, item) = sizes(kernel);
-        for n in 0..flat.items as usize {
-            let (from, to) = step(n, &flat.dims[..flat.ndim as usize]);
-            let (from, to) = (flat.sides.from + from, flat.sides.to + to);
-            match kernel {
-                Kernel::Rows1 | Kernel::Rows2 | Kernel::Rows4 | Kernel::Rows8 => {
-                    // dims[0] counts vectors: one copy of the whole row stands for all of them, which reach its end.
-                    let reach = 16 * i64::from(flat.dims[0].length) - (self.beyond + to).rem_euclid(16);
-                    assert!(reach >= flat.extra, "{reach} bytes of a row of {}", flat.extra);
-                    if n % flat.dims[0].length as usize == 0 {
-                        (self.copy)(from, to, flat.extra as usize);
-                    }
-                }
-                Kernel::Turn1 | Kernel::Turn2 | Kernel::Turn4 | Kernel::Turn8 => {
-                    (self.read)(from, 16);
-                    (self.written)(to, 16);
-                    for j in 0..16 / unit {
-                        (self.copy)(from + (16 - (j + 1) * unit) as i64, to + (j * unit) as i64, unit);
-                    }
-                }
-                Kernel::Gather1 | Kernel::Gather2 | Kernel::Gather4 | Kernel::Gather8 => {
-                    (self.written)(flat.sides.to + (n * item) as i64, item);
-                    for at in n * item / unit..((n + 1) * item / unit).min(flat.extra as usize) {
-                        let (from, to) = step(at, &flat.dims[..flat.ndim as usize]);
-                        assert_eq!(to, (at * unit) as i64, "the target has no gaps");
-                        (self.read)(flat.sides.from + from, unit);
-                        (self.copy)(flat.sides.from + from, flat.sides.to + to, unit);
-                    }
-                }
-                _ => {
-                    let without_gaps = flat.sides.to + n as i64 * flat.extra;
-                    assert!(flat.extra == 0 || to == without_gaps, "{to} is not {without_gaps}");
-                    (self.read)(from, unit);
-                    (self.written)(to, unit);
-                    (self.copy)(from, to, unit);
-                }
-            }
-        }
-    }
-
-    fn tile(&mut self, launch: &Launch, tile: &Tile) {
-        let (unit, _) = sizes(launch.kernel);
-        let name = KERNELS[launch.kernel as usize].0.to_str().unwrap();
-        let vector = if name.starts_with("vectors") {
-            16
-        } else if name.starts_with("words") {
-            4
-        } else {
-            unit
-        };
-        if vector > unit {
-            assert_eq!((tile.i.dims[0].from, tile.o.dims[0].to), (unit as i64, unit as i64), "{name}");
-        }
-        let group = |group: &Group, n: u32| step(n as usize, &group.dims[..group.ndim as usize]);
-        let rest = &tile.rest[..tile.ndim as usize];
-        let dense: Option<fn(&Dim) -> i64> = match name {
-            name if name.starts_with("split") => Some(|dim| dim.from),
-            name if name.starts_with("join") => Some(|dim| dim.to),
-            _ => None,
-        };
-        if name.starts_with("mix") {
-            let dims = &tile.i.dims[..tile.i.ndim as usize];
-            let below: i64 = dims.iter().map(|dim| (dim.from * (i64::from(dim.length) - 1)).min(0)).sum();
-            assert_eq!(
-                (-below, tile.i.total, tile.pitches.length),
-                (i64::from(tile.extent) * unit as i64, tile.pitch, tile.pitch)
-            );
-            let pitch = (tile.pitch as usize * unit) as i64;
-            assert_eq!((tile.o.ndim, tile.o.dims[0].from, tile.o.dims[0].to), (1, pitch, pitch));
-            assert!(tile.span_o as i64 * pitch + 16 <= launch.shared.into() && tile.pitch <= 1024);
-        }
-        if let Some(dense) = dense {
-            let (pitch, points) = ((tile.pitch as usize * unit) as i64, tile.o.dims[0]);
-            let (channels, rows): (Vec<Dim>, Vec<Dim>) =
-                tile.i.dims[..tile.i.ndim as usize].iter().partition(|dim| dense(dim) < pitch);
-            let reach: i64 = channels.iter().map(|dim| dense(dim) * (i64::from(dim.length) - 1)).sum();
-            let sizes = (tile.extent as usize * unit, pitch, tile.extent <= tile.pitch);
-            assert_eq!(sizes, (reach as usize + unit, dense(&points), true), "{name}");
-            // The rows of a block follow each other, each with all of its channels and points.
-            let count: u32 = channels.iter().map(|dim| dim.length).product();
-            let row = pitch * i64::from(points.length);
-            let gap = rows.first().map_or(0, |dim| dense(dim) - row);
-            assert!(gap >= 0 && (gap == 0 || name.starts_with("split")), "{name}");
-            let end = |end: i64, dim: &Dim| {
-                assert_eq!(dense(dim), end, "{name}");
-                end * i64::from(dim.length)
-            };
-            rows.iter().fold(row + gap, end);
-            let whole = if rows.is_empty() { tile.span_o.is_multiple_of(16) } else { tile.span_o == points.length };
-            // Where a thread has one row, a power of two divides it.
-            let full = [4096, 2048, 2048, 1024][unit.trailing_zeros() as usize];
-            let is_whole = whole && (tile.span_o < full || tile.span_o.is_power_of_two());
-            assert_eq!(tile.channels, count, "{name}");
-            assert!(is_whole && tile.span_i.is_multiple_of(count) && tile.span_i <= 256, "{name}");
-            let per = (4 / unit as u32).max(1);
-            assert_eq!(tile.pitches.length, tile.span_o.div_ceil(per), "{name}");
-            let nbytes = i64::from(tile.span_i / count) * (i64::from(tile.span_o) * pitch + gap);
-            assert!(nbytes + 16 <= launch.shared.into(), "{name}");
-        }
-        if name.starts_with("shifted") {
-            assert_eq!((tile.i.ndim, tile.o.ndim, tile.run), (1, 1, 1), "{name}");
-            assert_eq!((tile.i.dims[0].from, tile.o.dims[0].to), (unit as i64, unit as i64), "{name}");
-            let (word, part) = (4 / unit as u32, tile.extent * 4 / unit as u32);
-            assert!(tile.span_i <= 31 * word && tile.span_i.is_multiple_of(word), "{name}");
-            assert!(tile.span_o + part <= 64 * word && tile.span_o.is_multiple_of(part), "{name}");
-            // Wherever the last part of a row begins, a tile writes it.
-            assert!(tile.tiles_o.length * tile.span_o >= tile.o.total + part - 1, "{name}");
-        }
-        let blocks = tile.tiles_i.length * tile.tiles_o.length * rest.iter().map(|dim| dim.length).product::<u32>();
-        assert_eq!((launch.blocks, launch.shared <= KERNELS[launch.kernel as usize].1), (blocks, true), "{name}");
-        for r in 0..blocks / (tile.tiles_i.length * tile.tiles_o.length) {
-            let base = step(r as usize, rest);
-            for i in 0..tile.i.total {
-                for o in 0..tile.o.total {
-                    let (a, b) = (group(&tile.i, i), group(&tile.o, o));
-                    let (from, to) = (base.0 + a.0 + b.0 + tile.sides.from, base.1 + a.1 + b.1 + tile.sides.to);
-                    if (i as usize * unit).is_multiple_of(vector) && (o as usize * unit).is_multiple_of(vector) {
-                        (self.read)(from, vector);
-                        (self.written)(to, vector);
-                    }
-                    // What is adjacent in the target may have gaps in the source.
-                    let apart = if name.starts_with("tile") { i64::from(tile.extent) } else { 1 };
-                    for n in 0..i64::from(tile.run) {
-                        let by = n * unit as i64;
-                        (self.copy)(from + by * apart, to + by, unit);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Checks that the launches copy each byte of the target once, from the right byte of the source.
+/// Checks that the launches, made on a device on the host, copy each byte to its place and write no others.
 fn check(from: &Layout, to: &Layout, beyond: (usize, usize)) -> Result<Vec<Kernel>, TestCaseError> {
-    let itemsize = from.itemsize() as i64;
-    let mut expected = vec![(0i64, 0i64)];
-    for (&length, (from, to)) in from.shape().iter().zip(from.strides().iter().zip(to.strides())) {
-        let steps = |at: &(i64, i64)| {
-            let at = *at;
-            (0..length).map(move |i| (at.0 + i * from * itemsize, at.1 + i * to * itemsize))
-        };
-        expected = expected.iter().flat_map(steps).collect();
-    }
-    let bytes = |&(from, to): &(i64, i64)| (0..itemsize).map(move |byte| (to + byte, from + byte));
-    let mut expected: Vec<_> = expected.iter().flat_map(bytes).collect();
-    expected.sort_unstable();
     let launches =
         Walk::new(from, to).map(|walk| choose(walk, beyond, 0).expect("nothing to flip")).unwrap_or_default();
-    let mut copied = Vec::new();
-    let mut askew = Vec::new();
-    let mut also_askew = Vec::new();
-    let mut model = Model {
-        copy: &mut |from, to, nbytes| copied.extend((0..nbytes as i64).map(|byte| (to + byte, from + byte))),
-        read: &mut |from, size| askew.extend(((beyond.0 as i64 + from) % size as i64 != 0).then_some((from, size))),
-        written: &mut |to, size| also_askew.extend(((beyond.1 as i64 + to) % size as i64 != 0).then_some((to, size))),
-        beyond: beyond.1 as i64,
+    let mut host = OnHost::default();
+    let mut side = |layout: &Layout, beyond: usize, byte: fn(u64) -> u8| {
+        let (below, above) = layout.reach();
+        let bytes: Vec<u8> = (0..(below + above) as u64).map(byte).collect();
+        (host.memory(&bytes, (beyond as i64 - below as i64).rem_euclid(16) as usize) + below, below, bytes)
     };
-    launches.iter().for_each(|launch| model.run(launch));
-    copied.sort_unstable();
-    prop_assert_eq!((askew, also_askew), (vec![], vec![]), "an access is not aligned: {:?}", launches);
-    prop_assert!(copied == expected, "{:?} copies {} bytes of {}", launches, copied.len(), expected.len());
+    let (source, first, read) = side(from, beyond.0, |n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8);
+    let (target, first_written, mut expected) = side(to, beyond.1, |_| 0xa5);
+    for Launch { kernel, blocks, shared, parameters } in &launches {
+        prop_assert!(*blocks > 0 && *shared <= KERNELS[*kernel as usize].1, "{:?}", launches);
+        match parameters {
+            Parameters::Flat(flat) => {
+                host.launch(*kernel, *blocks, *shared, &Flat { sides: flat.sides.at(source, target), ..**flat });
+            }
+            Parameters::Tile(tile) => {
+                host.launch(*kernel, *blocks, *shared, &Tile { sides: tile.sides.at(source, target), ..**tile });
+            }
+        }
+    }
+    let mut elements = vec![(first as i64, first_written as i64)];
+    let size = from.itemsize();
+    for (&length, (from, to)) in from.shape().iter().zip(from.strides().iter().zip(to.strides())) {
+        let by = size as i64;
+        let steps = |&at: &(i64, i64)| (0..length).map(move |i| (at.0 + i * from * by, at.1 + i * to * by));
+        elements = elements.iter().flat_map(steps).collect();
+    }
+    for (from, to) in elements {
+        expected[to as usize..][..size].copy_from_slice(&read[from as usize..][..size]);
+    }
+    let found = host.read(target - first_written, expected.len());
+    let wrong = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+    prop_assert!(wrong == 0, "{} bytes of {} are wrong: {:?}", wrong, found.len(), launches);
     Ok(launches.iter().map(|launch| launch.kernel).collect())
 }
 
@@ -257,7 +103,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn every_byte_is_copied_once_to_its_place((from, to, beyond) in sides()) {
+    fn every_byte_is_copied_to_its_place((from, to, beyond) in sides()) {
         check(&from, &to, beyond)?;
     }
 

@@ -1,58 +1,11 @@
-//! A model of the kernel, which knows only the bytes of the table, and the kernel itself, compiled for the host,
-//! against an independent walk over the elements.
+//! The kernel, on a device on the host, against an independent walk over the elements.
 
 use super::*;
 use crate::floats::tests::exact;
+use crate::kernels::on_host::OnHost;
+use crate::kernels::parameters::{Casts, Pieces};
 use bridge_core::{Cast as Named, DType, Device, Layout, Strided};
 use proptest::prelude::*;
-use std::io::Write;
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::{env, fs, thread};
-
-/// A cast of an element: its addresses in the source and in the target, the numbers of its dtypes, and the bits to
-/// flip.
-type Made = ((usize, usize), (u8, u8), u64);
-
-/// What the kernel does.
-fn carried_out(table: &Table) -> Vec<Made> {
-    let (bytes, at) = (table.bytes(), table.owners_at());
-    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-    let mut all = Vec::new();
-    for block in 0..(bytes.len() - at) / 4 {
-        let cast = half(at + 4 * block) as usize * 16;
-        let (items, first, ndim, mode) = (half(cast + 24), half(cast + 28), half(cast + 32), bytes[cast + 36]);
-        let floats = (bytes[cast + 37], bytes[cast + 38]);
-        let sizes = [floats.0, floats.1].map(|float| Named::DTYPES[usize::from(float)].itemsize().unwrap());
-        let per = if mode == 2 { 8 } else { 1 };
-        let begin = (block as u32 - first) * (16384 / per);
-        assert!(begin < items, "a block without work");
-        for n in begin..items.min(begin + 16384 / per) {
-            let (mut rest, mut here) = (n, (word(cast) as i64, word(cast + 8) as i64));
-            for d in 0..ndim {
-                let dim = cast + 48 + 32 * d as usize;
-                let (length, magic, shift) = (half(dim + 16), half(dim + 20), half(dim + 24));
-                let high = ((u64::from(rest) * u64::from(magic)) >> 32) as u32;
-                let next = if d + 1 < ndim { (high + rest) >> shift } else { 0 };
-                let index = i64::from(rest - next * length);
-                here = (here.0 + index * word(dim) as i64, here.1 + index * word(dim + 8) as i64);
-                rest = next;
-            }
-            let alignment = |size: usize| match mode {
-                0 => 1,
-                1 => size,
-                _ => 16.min(8 * size),
-            };
-            assert!((here.0 as usize).is_multiple_of(alignment(sizes[0])), "mode {mode} at {:#x}", here.0);
-            assert!((here.1 as usize).is_multiple_of(alignment(sizes[1])), "mode {mode} at {:#x}", here.1);
-            for j in 0..per as usize {
-                all.push(((here.0 as usize + j * sizes[0], here.1 as usize + j * sizes[1]), floats, word(cast + 16)));
-            }
-        }
-    }
-    all
-}
 
 fn layout(dtype: DType, dims: &[(i64, i64)]) -> Layout {
     let (shape, strides): (Vec<_>, Vec<_>) = dims.iter().copied().unzip();
@@ -79,9 +32,9 @@ fn piece<'a>(from: (usize, &'a Layout), to: (usize, &'a Layout), flips: u128) ->
 const LENGTHS: &[i64] = &[0, 1, 2, 3, 8, 15, 16, 17, 64, 700];
 
 proptest! {
-    /// Many casts in one table: each element is cast once, to its place, with its dtypes.
+    /// Many casts in one table: each element is cast to its place, by its dtypes, and no other byte is written.
     #[test]
-    fn every_element_is_cast_once_to_its_place(
+    fn every_element_is_cast_to_its_place(
         pieces in prop::collection::vec(
             (
                 prop::collection::vec((prop::sample::select(LENGTHS), 0i64..3, 0i64..9), 0..4),
@@ -93,41 +46,34 @@ proptest! {
             1..4,
         ),
     ) {
-        let (mut table, mut expected) = (Table::default(), Vec::new());
-        for (index, (dims, (number, other), shifts, is_turned, flips)) in pieces.into_iter().enumerate() {
-            let dtypes = (Named::DTYPES[number], Named::DTYPES[(number + other) % 6]);
-            let side = |gap: fn(&(i64, i64, i64)) -> i64, is_turned: bool| {
-                let mut step = 1;
-                let mut side: Vec<_> = dims.iter().rev().map(|dim| {
-                    let stride = step;
-                    step = step * dim.0.max(1) + gap(dim);
-                    (dim.0, stride)
-                }).collect();
-                side.reverse();
-                let turned = |dim: &mut (i64, i64)| dim.1 = -dim.1;
-                if is_turned { side.iter_mut().take(1).for_each(turned) }
-                side
-            };
+        let mut scene = Scene::default();
+        for (dims, (number, other), shifts, is_turned, flips) in pieces {
             if dims.iter().map(|dim| dim.0).product::<i64>() > 40_000 {
                 continue;
             }
-            let mut read = side(|dim| dim.1, is_turned);
+            let strides = |gap: fn(&(i64, i64, i64)) -> i64| {
+                let mut step = 1;
+                let mut strides: Vec<_> = dims.iter().rev().map(|dim| {
+                    let stride = step;
+                    step = step * dim.0.max(1) + gap(dim);
+                    stride
+                }).collect();
+                strides.reverse();
+                strides
+            };
+            let (mut read, written) = (strides(|dim| dim.1), strides(|dim| dim.2));
             if is_turned {
-                read.iter_mut().skip(1).take(1).for_each(|dim| dim.1 = 0);
+                read.iter_mut().take(1).for_each(|stride| *stride = -*stride);
+                read.iter_mut().skip(1).take(1).for_each(|stride| *stride = 0);
             }
-            let (read, written) = (layout(dtypes.0, &read), layout(dtypes.1, &side(|dim| dim.2, false)));
-            let place = (index + 1) << 32;
+            let dims: Vec<_> = dims.iter().zip(read.into_iter().zip(written)).map(|(dim, (a, b))| (dim.0, a, b)).collect();
+            let dtypes = (Named::DTYPES[number], Named::DTYPES[(number + other) % 6]);
             // Multiples of 16 are drawn more often.
             let shift = |shift: usize| if shift > 16 { 0 } else { shift };
-            let (from, to) = ((place + shift(shifts.0), &read), (place + (1 << 31) + shift(shifts.1), &written));
-            prop_assert!(table.enter(walked(&piece(from, to, flips.into()), Named::new(dtypes.0, dtypes.1).unwrap())));
-            let numbers = (number as u8, ((number + other) % 6) as u8);
-            expected.extend(elements(from, to).into_iter().map(|at| (at, numbers, flips)));
+            let bits = flips & (u64::MAX >> (64 - u32::from(dtypes.0.bits)));
+            scene.enter(dtypes, &dims, (shift(shifts.0), shift(shifts.1)), bits);
         }
-        let mut found = carried_out(&table);
-        found.sort_unstable();
-        expected.sort_unstable();
-        prop_assert!(found == expected, "{} elements of {}", found.len(), expected.len());
+        scene.check();
     }
 
     /// The parts of a walk are the walk, each element once, and no part is too long.
@@ -189,14 +135,24 @@ fn giants_are_cut() {
     assert_eq!(all.iter().map(|walked| u64::from(walked.cast.items) * 8).sum::<u64>(), 1 << 33);
 }
 
-/// Memory of casts that the kernel makes on the host, by offsets.
+/// Casts that the kernel makes on a device on the host.
 #[derive(Default)]
 struct Scene {
-    source: Vec<u8>,
-    target: Vec<u8>,
+    host: OnHost,
+    /// Whether each cast is a launch, and not one of a table.
+    is_each_alone: bool,
     table: Table,
-    /// Where each element is in the target, its bits before and its dtypes.
-    expected: Vec<(usize, u64, (DType, DType))>,
+    targets: Vec<Target>,
+}
+
+/// What a cast is to write.
+struct Target {
+    /// Its memory, and the bytes in it before.
+    at: usize,
+    bytes: Vec<u8>,
+    /// Where each element is in these bytes, and its bits before the cast.
+    elements: Vec<(usize, u64)>,
+    dtypes: (DType, DType),
 }
 
 impl Scene {
@@ -208,80 +164,75 @@ impl Scene {
         };
         let (read, written) = (side(dtypes.0, |dim| dim.1), side(dtypes.1, |dim| dim.2));
         let (size, tried) = (read.itemsize(), exact::tried(dtypes.0));
-        let lowest = self.source.len().next_multiple_of(64) + shifts.0;
-        self.source.resize(lowest + read.reach().0 + read.reach().1, 0);
         // Of the many every seventh: borders are in threes.
         let step = if tried.len() > 1 << 16 { 7 } else { 1 };
-        for (index, place) in self.source[lowest..].chunks_exact_mut(size).enumerate() {
+        let mut source = vec![0; read.reach().0 + read.reach().1];
+        for (index, place) in source.chunks_exact_mut(size).enumerate() {
             place.copy_from_slice(&tried[index * step % tried.len()].to_le_bytes()[..size]);
         }
-        let into = self.target.len().next_multiple_of(64) + shifts.1 + written.reach().0;
-        self.target.resize(into + written.reach().1, 0xa5);
-        let (from, to) = ((lowest + read.reach().0, &read), (into, &written));
-        assert!(self.table.enter(walked(&piece(from, to, flips.into()), Named::new(dtypes.0, dtypes.1).unwrap())));
-        for (from, to) in elements(from, to) {
-            let mut bits = [0; 8];
-            bits[..size].copy_from_slice(&self.source[from..from + size]);
-            self.expected.push((to, u64::from_le_bytes(bits) ^ flips, dtypes));
+        let bytes = vec![0xa5; written.reach().0 + written.reach().1];
+        let (from, at) = (self.host.memory(&source, shifts.0), self.host.memory(&bytes, shifts.1));
+        let (first, into) = (from + read.reach().0, at + written.reach().0);
+        let piece = piece((first, &read), (into, &written), flips.into());
+        let walks = walked(&piece, Named::new(dtypes.0, dtypes.1).unwrap());
+        if self.is_each_alone {
+            for Walked { cast, dims, blocks } in walks {
+                self.host.launch(Kernel::Cast, blocks, 0, &Casts::only(cast, &dims));
+            }
+        } else {
+            assert!(self.table.enter(walks));
         }
+        let element = |(read, written): (usize, usize)| {
+            let mut bits = [0; 8];
+            bits[..size].copy_from_slice(&source[read - from..][..size]);
+            (written - at, u64::from_le_bytes(bits) ^ flips)
+        };
+        let elements = elements((first, &read), (into, &written)).into_iter().map(element).collect();
+        self.targets.push(Target { at, bytes, elements, dtypes });
     }
 
-    /// Compares every element, and every byte between them.
-    fn check(&self, program: &Path) {
-        let lengths = [self.source.len(), self.target.len(), self.table.casts.len(), self.table.owners.len()];
-        let mut input: Vec<u8> = lengths.iter().flat_map(|length| (*length as u64).to_le_bytes()).collect();
-        [&self.source, &self.target, &self.table.bytes()].into_iter().for_each(|bytes| input.extend_from_slice(bytes));
-        let mut run = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut stdin = run.stdin.take().unwrap();
-        let fed = thread::spawn(move || stdin.write_all(&input).unwrap());
-        let output = run.wait_with_output().unwrap();
-        fed.join().unwrap();
-        assert!(output.status.success() && output.stdout.len() == self.target.len(), "{:?}", output.status);
-        let mut between = self.target.clone();
-        for &(at, bits, (from, to)) in &self.expected {
-            let size = to.itemsize().unwrap();
-            let mut found = [0; 8];
-            found[..size].copy_from_slice(&output.stdout[at..at + size]);
-            let found = u64::from_le_bytes(found);
-            match exact::cast(from, to, bits) {
-                Some(expected) => assert_eq!(found, expected, "{from} {bits:#x} to {to} at {at}: {found:#x}"),
-                None => assert!(exact::is_nan(to, found), "{from} {bits:#x} to {to} at {at}: {found:#x}, not NaN"),
+    /// Makes the casts, and compares every element and every byte between them.
+    fn check(mut self) {
+        let table = self.host.memory(&self.table.bytes(), 0);
+        let table = Pieces { pieces: table as u64, owners: (table + self.table.owners_at()) as u64 };
+        self.host.launch(Kernel::Cast, self.table.owners.len() as u32, 0, &Casts::of(table));
+        for Target { at, bytes: mut between, elements, dtypes: (from, to) } in self.targets {
+            let (size, written) = (to.itemsize().unwrap(), self.host.read(at, between.len()));
+            for (at, bits) in elements {
+                let mut found = [0; 8];
+                found[..size].copy_from_slice(&written[at..at + size]);
+                let found = u64::from_le_bytes(found);
+                match exact::cast(from, to, bits) {
+                    Some(expected) => assert_eq!(found, expected, "{from} {bits:#x} to {to} at {at}: {found:#x}"),
+                    None => assert!(exact::is_nan(to, found), "{from} {bits:#x} to {to} at {at}: {found:#x}, not NaN"),
+                }
+                between[at..at + size].copy_from_slice(&written[at..at + size]);
             }
-            between[at..at + size].copy_from_slice(&output.stdout[at..at + size]);
+            assert!(between == written, "bytes between elements");
         }
-        assert!(between == output.stdout, "bytes between elements");
     }
 }
 
-/// The kernel itself, compiled for the host: every number of the small dtypes and many of the others, in vectors, one
-/// by one and at any address, and views of all kinds.
+/// The kernel itself: every number of the small dtypes and many of the others, in vectors, one by one and at any
+/// address, and views of all kinds.
 #[test]
 fn the_kernel_casts_to_the_nearest_number() {
-    let folder = env::temp_dir().join(format!("truebridge-casts-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let (source, program) = (folder.join("kernel.cpp"), folder.join("kernel"));
-    fs::write(&source, include_str!("kernel.cpp")).unwrap();
-    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    let mut compile = Command::new(&compiler);
-    compile.args(["-std=c++17", "-O1", "-fno-strict-aliasing", "-I"]).arg(kernels).arg(&source).arg("-o").arg(&program);
-    let compiled = compile.stderr(Stdio::null()).status();
-    assert!(compiled.is_ok_and(|status| status.success()), "{compiler} compiles the kernel");
-    let mut scene = Scene::default();
+    let mut scenes = [false, true].map(|is_each_alone| Scene { is_each_alone, ..Scene::default() });
     for from in Named::DTYPES {
         let count = exact::tried(from).len().min(120_000) as i64;
         let sign = 1u64 << (from.bits - 1);
         for to in Named::DTYPES.into_iter().filter(|to| *to != from) {
             let (size, out) = (from.itemsize().unwrap(), to.itemsize().unwrap());
-            scene.enter((from, to), &[(count, 1, 1)], (0, 0), 0);
-            scene.enter((from, to), &[(999, 1, 1)], (size, 0), sign);
-            scene.enter((from, to), &[(999, 1, 1)], (1, out + 1), sign);
-            scene.enter((from, to), &[(3, 100, 64), (5, 20, 320), (19, 1, 1)], (0, 0), 0);
-            scene.enter((from, to), &[(3, -100, 50), (7, 0, 7), (5, 1, 1)], (0, 0), 0);
-            scene.enter((from, to), &[(33, 1, 17), (17, 33, 1)], (0, out), sign);
-            scene.enter((from, to), &[], (0, 0), 0);
+            scenes[0].enter((from, to), &[(count, 1, 1)], (0, 0), 0);
+            for scene in &mut scenes {
+                scene.enter((from, to), &[(999, 1, 1)], (size, 0), sign);
+                scene.enter((from, to), &[(999, 1, 1)], (1, out + 1), sign);
+                scene.enter((from, to), &[(3, 100, 64), (5, 20, 320), (19, 1, 1)], (0, 0), 0);
+                scene.enter((from, to), &[(3, -100, 50), (7, 0, 7), (5, 1, 1)], (0, 0), 0);
+                scene.enter((from, to), &[(33, 1, 17), (17, 33, 1)], (0, out), sign);
+                scene.enter((from, to), &[], (0, 0), 0);
+            }
         }
     }
-    scene.check(&program);
-    fs::remove_dir_all(folder).unwrap();
+    scenes.into_iter().for_each(Scene::check);
 }
