@@ -5,7 +5,7 @@ use crate::native::Fields;
 use crate::raised;
 use crate::streams::CuPyConsumer;
 use bridge_core::{DType, DeviceKind, Error, ErrorKind, Profile, Result, Strides};
-use bridge_pyo3::{ArrayDTypes, NUMPY_DTYPES, PyTensor, brief_str, call, installed, is_instance, probe};
+use bridge_pyo3::{ArrayDTypes, NUMPY_DTYPES, PyTensor, brief_str, call, installed, is_instance, once, probe};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -36,7 +36,7 @@ pub(crate) struct Runtime {
 impl Runtime {
     pub(crate) fn get(py: Python<'_>) -> Result<&'static Self> {
         static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
-        RUNTIME.get_or_try_init(py, || {
+        once(py, &RUNTIME, || {
             let cupy = installed(py, "cupy", "cupy-cuda13x")?;
             let count = || cupy.getattr("cuda")?.getattr("runtime")?.call_method0("getDeviceCount")?.extract();
             let devices = count().map_err(|error: PyErr| {

@@ -169,7 +169,9 @@ pub(crate) fn listen(path: &Path, private: bool) -> Result<UnixListener> {
     }
     named.map_err(|error| {
         let (kind, what) = match error.kind() {
-            Io::AlreadyExists if path.exists() && !is_socket(path) => (ErrorKind::Argument, "it is another file"),
+            Io::AlreadyExists if path.is_symlink() || path.exists() && !is_socket(path) => {
+                (ErrorKind::Argument, "it is another file")
+            }
             Io::AlreadyExists => (ErrorKind::Busy, "another process listens there"),
             _ => (ErrorKind::Argument, "the system refuses it"),
         };

@@ -3,7 +3,7 @@
 use crate::driver::has_devices;
 use crate::streams::JAXConsumer;
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Profile, Protected, Result, Strides};
-use bridge_pyo3::{PyTensor, framework_error, installed, is_instance};
+use bridge_pyo3::{PyTensor, framework_error, installed, is_instance, once};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -72,7 +72,7 @@ pub(crate) struct Runtime {
 impl Runtime {
     pub(crate) fn get(py: Python<'_>) -> Result<&'static Self> {
         static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
-        RUNTIME.get_or_try_init(py, || {
+        once(py, &RUNTIME, || {
             let jax = installed(py, "jax", "jax")?;
             Self::look_up(&jax).map_err(|error| {
                 let text = "this version of JAX is not known: install one of 0.10 to 0.12";

@@ -3,7 +3,7 @@
 use crate::native::Native;
 use crate::raised;
 use bridge_core::{DType, DeviceKind, MAX_NDIM, Profile, Result, Strides, Views};
-use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, installed, is_instance};
+use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, installed, is_instance, once};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -37,13 +37,13 @@ impl Runtime {
     /// Returns NumPy through its C API where that is as expected, and through the array interface elsewhere.
     pub(crate) fn fast(py: Python<'_>) -> Result<&'static Self> {
         static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
-        RUNTIME.get_or_try_init(py, || Self::new(py, Native::find))
+        once(py, &RUNTIME, || Self::new(py, Native::find))
     }
 
     /// Returns NumPy through the array interface.
     pub(crate) fn with_interface(py: Python<'_>) -> Result<&'static Self> {
         static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
-        RUNTIME.get_or_try_init(py, || Self::new(py, |_| Ok(None)))
+        once(py, &RUNTIME, || Self::new(py, |_| Ok(None)))
     }
 
     fn new(py: Python<'_>, native: FindNative) -> Result<Self> {

@@ -11,6 +11,7 @@ mod dtypes;
 mod errors;
 mod gil;
 mod methods;
+mod once;
 mod owner;
 mod together;
 
@@ -24,6 +25,7 @@ pub use errors::{
 };
 pub use gil::{drop_guarded, drop_with_gil, refuse_subinterpreters, take_raised, watch_for_exit, with_gil};
 pub use methods::{call, is_instance};
+pub use once::once;
 pub use owner::{LeaseOwner, PyOwner};
 /// The crate `pyo3`, in the version that the adapters take.
 #[doc(no_inline)]

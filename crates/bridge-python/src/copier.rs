@@ -5,7 +5,7 @@ use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, seen};
 use crate::ordering::ordering;
 use crate::pairs::{self, Pairs};
 use crate::{cross, options, trace};
-use bridge_core::{DType, Failed, Lent, Misfit, Pair, Prepared, Result};
+use bridge_core::{DType, Error, ErrorKind, Failed, Lent, Misfit, Pair, Prepared, Result};
 use bridge_pyo3::{Mark, PyTensor, together};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -80,17 +80,19 @@ impl Copier {
         let first = |error| Failed { index: 0, error };
         let adapters = self.frameworks.iter().map(|framework| framework.open(py).map_err(first));
         let adapters: Vec<AnyAdapter<'_>> = adapters.collect::<Result<_, _>>()?;
-        let is_leasing = bridge_ipc::is_leasing();
+        if bridge_ipc::is_leasing() {
+            for index in 0..self.leaves.len() {
+                let Some((source, target)) = self.prepared.held(index) else { continue };
+                let both = bridge_ipc::check(source).and_then(|()| bridge_ipc::check(target));
+                both.map_err(|error| Failed { index, error })?;
+            }
+        }
         for Look { index, sides } in &self.looks {
             let (index, leaf) = (*index, &self.leaves[*index]);
             let leaf = (leaf.0.bind(py), leaf.1.bind(py));
             let Some((source, target)) = self.prepared.held(index) else { continue };
             if !(sides.0.is_same(&adapters, leaf.0, source) && sides.1.is_same(&adapters, leaf.1, target)) {
                 self.check(index, leaf)?;
-            }
-            if is_leasing {
-                let both = [source, target].into_iter().try_for_each(bridge_ipc::check);
-                both.map_err(|error| Failed { index, error })?;
             }
         }
         for (framework, tensors) in &self.counters {
@@ -149,14 +151,22 @@ impl Side {
 
 /// Returns what counts the writes to the targets, each once: the targets themselves where each call looks at them, and
 /// else one tensor for each count.
+///
+/// # Errors
+///
+/// A producer without a framework does not say that it may be written to.
 fn counters<'py>(
     check: bool,
     sides: &[(AnyAdapter<'py>, AnyAdapter<'py>)],
     leaves: &[Leaf<'_, 'py>],
-) -> Result<Counters> {
+) -> Result<Counters, Failed> {
     let (mut lists, mut met): (Counters, HashSet<usize>) = Default::default();
-    for ((_, to), (_, out)) in sides.iter().zip(leaves) {
-        let (Some(framework), Some(counter)) = (seen(out), to.counted_by(out)?) else { continue };
+    for (index, ((_, to), (_, out))) in sides.iter().zip(leaves).enumerate() {
+        let failed = |error| Failed { index, error };
+        if let AnyAdapter::Foreign(_) = to {
+            to.overwritten(out).map_err(failed)?;
+        }
+        let (Some(framework), Some(counter)) = (seen(out), to.counted_by(out).map_err(failed)?) else { continue };
         let counter = if check { (*out).clone() } else { counter };
         if !met.insert(counter.as_ptr() as usize) {
             continue;
@@ -209,13 +219,23 @@ fn looks(
 /// A source and its target.
 type Leaf<'a, 'py> = (&'a PyTensor<'py>, &'a PyTensor<'py>);
 
-/// Returns the adapters of the tensors, and checks that the sources are still there.
+/// Refuses scalars of NumPy, whose memory is made for each look at them.
+fn not_scalars(sides: &[(AnyAdapter<'_>, AnyAdapter<'_>)], leaves: &[Leaf<'_, '_>]) -> Result<(), Failed> {
+    for (index, ((from, _), (src, _))) in sides.iter().zip(leaves).enumerate() {
+        let is_scalar = || src.is_instance(&src.py().import("numpy")?.getattr("generic")?);
+        if matches!(from, AnyAdapter::Foreign(_)) && is_scalar().unwrap_or(false) {
+            let text = "a scalar of NumPy has no memory that stays: pass numpy.asarray() of it";
+            return Err(Failed { index, error: Error::new(ErrorKind::Argument, text) });
+        }
+    }
+    Ok(())
+}
+
+/// Returns the adapters of the tensors.
 fn sides<'py>(leaves: &[Leaf<'_, 'py>]) -> Result<Vec<(AnyAdapter<'py>, AnyAdapter<'py>)>, Misfit> {
     let side = |(src, out): &Leaf<'_, 'py>| {
         not_a_capsule(src)?;
-        let (from, to) = pairs::sides(src, out)?;
-        cross::check_pair((&from, src), (&to, out))?;
-        Ok((from, to))
+        pairs::sides(src, out)
     };
     let side = |(index, leaf)| side(leaf).map_err(|error| Misfit::from(Failed { index, error }));
     leaves.iter().enumerate().map(side).collect()
@@ -243,7 +263,8 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// Parameters
 /// ----------
 /// src : tensor or container of tensors
-///     As for ``copy``. No DLPack capsules, and no fields of NumPy's records that a copy must pack first.
+///     As for ``copy``. No DLPack capsules, no scalars of NumPy, and no fields of NumPy's records that a copy must pack
+///     first.
 /// out : tensor or container of tensors
 ///     As for ``copy``.
 /// dtype : str, optional
@@ -305,10 +326,11 @@ pub(crate) fn copier(
         let leaves: Vec<Leaf<'_, '_>> = leaves.iter().map(|(src, out)| (src, out)).collect();
         let placed = |misfit| place(src, out, misfit);
         let sides = sides(&leaves).map_err(placed)?;
+        not_scalars(&sides, &leaves).map_err(|failed| placed(failed.into()))?;
         let pairs = pairs(&leaves, &sides, dtype);
-        let prepared = together(|| Prepared::new(&pairs, ordering())).map_err(placed)?;
+        let prepared = together(|| cross::prepare(&pairs)).map_err(placed)?;
         let (frameworks, looks) = looks(check, &prepared, &sides, &leaves)?;
-        let counters = counters(check, &sides, &leaves)?;
+        let counters = counters(check, &sides, &leaves).map_err(|failed| placed(failed.into()))?;
         let leaves = leaves.into_iter().map(|(src, out)| (src.clone().unbind(), out.clone().unbind())).collect();
         let (src, out) = (src.clone().unbind(), out.clone().unbind());
         Ok(Copier { src, out, leaves, dtype, prepared, frameworks, looks, counters })

@@ -1,7 +1,8 @@
 //! One conversion, from the keywords to the result, and the transfers that the rest of the package makes.
 //!
-//! Every function here takes the [`Call`] that is recorded, if one is. Without it a transfer is core's own. With it the
-//! source's adapter is looked at ([`Seen`]): for a trace, and for `truebridge.debug`.
+//! Every function here takes the [`Call`] that is recorded, if one is. Without it a transfer is core's own, unless this
+//! process has memory of another one. Else the adapters are looked at ([`Seen`]): for a trace, for `truebridge.debug`, and
+//! to refuse memory that is gone.
 
 mod seen;
 
@@ -10,7 +11,6 @@ use crate::errors::into_python;
 use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, source};
 use crate::options::Keywords;
 use crate::ordering::ordering;
-use crate::pairs::Side;
 use crate::progress;
 use crate::trace::{self, Call, Outcome};
 use crate::trees::{Leaf, Tree};
@@ -20,7 +20,6 @@ use bridge_core::{
 use bridge_ipc::{Parcel, Writing};
 use bridge_pyo3::{PyTensor, together};
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
 use seen::Seen;
 
 /// Converts a tensor, or each tensor of a tree.
@@ -31,7 +30,6 @@ pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<
         match Tree::of(x)? {
             None => {
                 let from = source(x)?;
-                check(&from, x)?;
                 let x = keywords.detached(x)?;
                 if is_through_host {
                     return through_host(call, &from, &to, &x, &options);
@@ -40,9 +38,8 @@ pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<
             }
             Some(tree) => tree.map(x, |leaves| {
                 let mut tensors = Vec::with_capacity(leaves.len());
-                for (index, (from, tensor)) in leaves.iter().enumerate() {
-                    let checked = check(from, tensor).and_then(|()| keywords.detached(tensor));
-                    tensors.push(checked.map_err(|error| Failed { index, error })?);
+                for (index, (_, tensor)) in leaves.iter().enumerate() {
+                    tensors.push(keywords.detached(tensor).map_err(|error| Failed { index, error })?);
                 }
                 if is_through_host {
                     let crossed = leaves.iter().zip(&tensors).enumerate().map(|(index, ((from, _), tensor))| {
@@ -69,20 +66,6 @@ fn to_move<'py>(leaves: &[Leaf<'py>], to: Option<Device>) -> usize {
         there.map_or(0, |there| there.layout().nbytes())
     };
     leaves.iter().map(nbytes).sum()
-}
-
-/// Refuses a tensor in memory of another process that has ended or has revoked the share. Without such memory in this
-/// process nothing is looked at.
-pub(crate) fn check<'py>(from: &AnyAdapter<'py>, tensor: &PyTensor<'py>) -> Result<()> {
-    match bridge_ipc::is_leasing() && !tensor.is_instance_of::<PyCapsule>() {
-        true => bridge_ipc::check(&from.export(tensor)?),
-        false => Ok(()),
-    }
-}
-
-/// Refuses a copy from or into such memory.
-pub(crate) fn check_pair<'py>((from, tensor): Side<'_, 'py>, (to, out): Side<'_, 'py>) -> Result<()> {
-    check(from, tensor).and_then(|()| check(to, out))
 }
 
 /// Returns where the elements go again from the host; `None` where they are there already, or are to stay there.
@@ -129,24 +112,30 @@ pub(crate) fn transfer<F: Owned, T>(
     options: &Options,
 ) -> Result<T> {
     let crossed = match call {
-        None => bridge_core::transfer(from, to, tensor, ordering(), options),
-        Some(call) => transfer_seen(call, from, to, tensor, options),
+        None if !may_be_gone::<F>() => bridge_core::transfer(from, to, tensor, ordering(), options),
+        call => transfer_seen(call, from, to, tensor, options),
     };
     Ok(crossed?.0)
 }
 
+/// Returns whether tensors of a source may lie in memory of another process that is gone.
+#[inline(always)]
+fn may_be_gone<F: Owned>() -> bool {
+    !F::IS_FRESH && bridge_ipc::is_leasing()
+}
+
 #[cold]
 fn transfer_seen<F: Owned, T>(
-    call: &Call,
+    call: Option<&Call>,
     from: &dyn Adapter<Tensor = F>,
     to: &dyn Adapter<Tensor = T>,
     tensor: &F,
     options: &Options,
 ) -> Result<(T, Transfer)> {
-    let seen = Seen::of(from, Some(&to.profile().name));
+    let seen = Seen::of(call, from, Some(&to.profile().name));
     let crossed = bridge_core::transfer(&seen, to, tensor, ordering(), options);
     seen.remember(to);
-    seen.note(call, Outcome::of(crossed.as_ref().map(|(_, done)| done).map_err(Error::kind)));
+    seen.note(Outcome::of(crossed.as_ref().map(|(_, done)| done).map_err(Error::kind)));
     crossed
 }
 
@@ -158,19 +147,19 @@ pub(crate) fn transfer_all<F: Owned, T>(
     options: &Options,
 ) -> Result<Vec<T>, Failed> {
     let cross = |tensors: &[_]| bridge_core::transfer_all(tensors, to, ordering(), options);
-    let Some(call) = call else {
+    if call.is_none() && !may_be_gone::<F>() {
         return Ok(cross(tensors)?.into_iter().map(|(tensor, _)| tensor).collect());
-    };
+    }
     let seen = see(call, tensors, Some(&to.profile().name));
     let crossed = cross(&through(&seen, tensors));
     seen.iter().for_each(|seen| seen.remember(to));
     match crossed {
         Ok(crossed) => {
-            seen.iter().zip(&crossed).for_each(|(seen, (_, done))| seen.note(call, Outcome::of(Ok(done))));
+            seen.iter().zip(&crossed).for_each(|(seen, (_, done))| seen.note(Outcome::of(Ok(done))));
             Ok(crossed.into_iter().map(|(tensor, _)| tensor).collect())
         }
         Err(failed) => {
-            seen[failed.index].note(call, Outcome::Failed(failed.error.kind()));
+            seen[failed.index].note(Outcome::Failed(failed.error.kind()));
             Err(failed)
         }
     }
@@ -185,14 +174,16 @@ pub(crate) fn pack<F: Owned>(
 ) -> Result<Parcel, Failed> {
     let packed = if outlives { Parcel::outliving } else { Parcel::of };
     let pack = |tensors: &[_]| packed(tensors, writing, ordering(), options);
-    let Some(call) = call else { return pack(tensors) };
+    if call.is_none() {
+        return pack(tensors);
+    }
     let seen = see(call, tensors, None);
     let packed = pack(&through(&seen, tensors));
     match &packed {
         Ok(parcel) => {
-            seen.iter().zip(parcel.transfers()).for_each(|(seen, done)| seen.note(call, Outcome::of(Ok(done))));
+            seen.iter().zip(parcel.transfers()).for_each(|(seen, done)| seen.note(Outcome::of(Ok(done))));
         }
-        Err(failed) => seen[failed.index].note(call, Outcome::Failed(failed.error.kind())),
+        Err(failed) => seen[failed.index].note(Outcome::Failed(failed.error.kind())),
     }
     packed
 }
@@ -205,11 +196,11 @@ pub(crate) fn copy_into<F: Owned, T: Owned>(
     tensor: &F,
     out: &T,
 ) -> Result<()> {
-    let Some(call) = call else {
+    if call.is_none() && !may_be_gone::<F>() && !may_be_gone::<T>() {
         return bridge_core::copy_into(from, to, tensor, out, ordering()).map(drop);
-    };
-    call.to(&to.profile().name);
-    let (source, target) = (Seen::of(from, None), Seen::of(to, None));
+    }
+    call.iter().for_each(|call| call.to(&to.profile().name));
+    let (source, target) = (Seen::of(call, from, None), Seen::of(call, to, None));
     let done = bridge_core::copy_into(&source, &target, tensor, out, ordering());
     let outcome = match (&done, source.device(), target.device()) {
         (Ok(ordered), Some(from), Some(to)) => {
@@ -218,8 +209,14 @@ pub(crate) fn copy_into<F: Owned, T: Owned>(
         (Ok(_), ..) => return Ok(()),
         (Err(error), ..) => Outcome::Failed(error.kind()),
     };
-    source.note(call, outcome);
+    source.note(outcome);
     done.map(drop)
+}
+
+/// As [`Prepared::new`], by the ordering of the process.
+pub(crate) fn prepare<F: Owned, T: Owned>(pairs: &[Pair<'_, F, T>]) -> Result<Prepared, Misfit> {
+    let seen = see_pairs(None, pairs);
+    Prepared::new(&through_pairs(&seen, pairs), ordering())
 }
 
 /// As [`bridge_core::copy_all`], by the ordering of the process. `prepared` is the plan of these pairs, if there is one.
@@ -232,38 +229,56 @@ pub(crate) fn copy_all<F: Owned, T: Owned>(
         Some(prepared) => prepared.copy(pairs, ordering()),
         None => together(|| bridge_core::copy_all(pairs, ordering())),
     };
-    let Some(call) = call else {
+    if call.is_none() && !may_be_gone::<F>() && !may_be_gone::<T>() {
         return copy(pairs).map(drop);
-    };
-    call.expect(pairs.len());
-    let seen: Vec<_> = pairs.iter().map(|pair| (Seen::of(pair.from, None), Seen::of(pair.to, None))).collect();
-    let mut through: Vec<Pair<'_, F, T>> = Vec::with_capacity(pairs.len());
-    for ((from, to), Pair { tensor, out, dtype, .. }) in seen.iter().zip(pairs) {
-        through.push(Pair { from, tensor, to, out, dtype: *dtype });
     }
-    let done = copy(&through);
+    call.iter().for_each(|call| call.expect(pairs.len()));
+    let seen = see_pairs(call, pairs);
+    let done = copy(&through_pairs(&seen, pairs));
+    let Some(call) = call else { return done.map(drop) };
     match &done {
         Ok(ordered) => {
             for (((source, target), pair), ordered) in seen.iter().zip(pairs).zip(ordered) {
                 call.to(&pair.to.profile().name);
                 if let (Some(from), Some(to)) = (source.device(), target.device()) {
                     let by = (copied_into_by(from, to), "a tensor that exists".into());
-                    source.note(call, Outcome::crossed(Some(by), *ordered));
+                    source.note(Outcome::crossed(Some(by), *ordered));
                 }
             }
         }
         Err(misfit) => {
             call.to(&pairs[misfit.index].to.profile().name);
-            seen[misfit.index].0.note(call, Outcome::Failed(misfit.error.kind()));
+            seen[misfit.index].0.note(Outcome::Failed(misfit.error.kind()));
         }
     }
     done.map(drop)
 }
 
+/// The two sides of a pair, as they are looked at.
+type SeenPair<'a, F, T> = (Seen<'a, F>, Seen<'a, T>);
+
+/// Returns adapters that see the pairs of the call.
+fn see_pairs<'a, F, T>(call: Option<&'a Call>, pairs: &[Pair<'a, F, T>]) -> Vec<SeenPair<'a, F, T>> {
+    pairs.iter().map(|pair| (Seen::of(call, pair.from, None), Seen::of(call, pair.to, None))).collect()
+}
+
+/// Returns pairs with the adapters that see them.
+fn through_pairs<'a, F: Owned, T: Owned>(
+    seen: &'a [SeenPair<'a, F, T>],
+    pairs: &[Pair<'a, F, T>],
+) -> Vec<Pair<'a, F, T>> {
+    let through = |((from, to), pair): (&'a SeenPair<'a, F, T>, &Pair<'a, F, T>)| Pair { from, to, ..*pair };
+    seen.iter().zip(pairs).map(through).collect()
+}
+
 /// Returns adapters that see the tensors of the call.
-fn see<'a, F>(call: &Call, tensors: &[(&'a dyn Adapter<Tensor = F>, &F)], to: Option<&'a str>) -> Vec<Seen<'a, F>> {
-    call.expect(tensors.len());
-    tensors.iter().map(|(from, _)| Seen::of(*from, to)).collect()
+fn see<'a, F>(
+    call: Option<&'a Call>,
+    tensors: &[(&'a dyn Adapter<Tensor = F>, &F)],
+    to: Option<&'a str>,
+) -> Vec<Seen<'a, F>> {
+    call.iter().for_each(|call| call.expect(tensors.len()));
+    tensors.iter().map(|(from, _)| Seen::of(call, *from, to)).collect()
 }
 
 /// Returns tensors with the adapters that see them.

@@ -30,9 +30,7 @@ pub(crate) fn every(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 /// Refuses a capsule, which can be read once only.
 pub(crate) fn not_a_capsule(x: &PyTensor<'_>) -> Result<()> {
     match x.is_instance_of::<PyCapsule>() {
-        true => Err(argument(
-            "reading a DLPack capsule consumes it: pass the original tensor to plan(), copy() or record_stream()",
-        )),
+        true => Err(argument("reading a DLPack capsule consumes it, and this call may not: pass the original tensor")),
         false => Ok(()),
     }
 }

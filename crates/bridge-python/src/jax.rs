@@ -1,6 +1,6 @@
 //! The Rust side of the Python module `truebridge.jax`: tensors in functions that JAX has compiled.
 
-use crate::cross::{self, check};
+use crate::cross;
 use crate::errors::into_python;
 use crate::frameworks::{Framework, source};
 use crate::trace;
@@ -75,7 +75,6 @@ fn jax_feed(x: &PyTensor<'_>) -> PyResult<Feed> {
     let py = x.py();
     let cross = |call: Option<&trace::Call>| {
         let (from, feeds) = (source(x)?, Feeds::new(py, overwritten(x))?);
-        check(&from, x)?;
         cross::transfer(call, &*from, &feeds, x, &Options::in_place())
     };
     trace::call("feed", Framework::JAX.name(), cross).map(Feed).map_err(|error| into_python(py, error))

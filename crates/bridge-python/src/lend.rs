@@ -1,6 +1,6 @@
 //! `truebridge.lend`: tensors for libraries that are known by a protocol alone.
 
-use crate::cross::{check, transfer};
+use crate::cross::transfer;
 use crate::errors::into_python;
 use crate::frameworks::source;
 use crate::options::Keywords;
@@ -170,7 +170,6 @@ fn lend_one<'py>(
     keywords: Keywords<'_, 'py>,
 ) -> Result<PyTensor<'py>> {
     let options = keywords.read()?;
-    check(from, x)?;
     let x = keywords.detached(x)?;
     let to = Lending::new(&x, from.consumer(), named, ordering(), &options);
     transfer(call, &**from, &to, &x, &options)

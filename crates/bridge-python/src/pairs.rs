@@ -20,9 +20,6 @@ struct Leaf<'py> {
     place: Place,
 }
 
-/// A tensor with its adapter.
-pub(crate) type Side<'a, 'py> = (&'a AnyAdapter<'py>, &'a PyTensor<'py>);
-
 /// What a container holds, with the step to it.
 type Content<'py> = (Step<'py>, PyTensor<'py>);
 
@@ -121,16 +118,6 @@ impl<'py> Pairs<'py> {
     /// Returns every source with its target.
     pub(crate) fn objects(&self) -> Vec<(PyTensor<'py>, PyTensor<'py>)> {
         self.leaves.iter().map(|leaf| (leaf.tensor.clone(), leaf.out.clone())).collect()
-    }
-
-    /// Calls `check` with the two sides of every pair.
-    ///
-    /// # Errors
-    ///
-    /// That of `check`, with the path to the tensor.
-    pub(crate) fn check(&self, check: impl Fn(Side<'_, 'py>, Side<'_, 'py>) -> Result<()>) -> Result<()> {
-        let checked = |leaf: &Leaf<'py>| check((&leaf.from, &leaf.tensor), (&leaf.to, &leaf.out));
-        self.leaves.iter().try_for_each(|leaf| checked(leaf).map_err(|error| error.at(&self.path(leaf.place))))
     }
 
     /// Returns the error with the path to the pair that it is about.

@@ -128,7 +128,9 @@ takes_keywords! {
             let (options, through_host) = (keywords.read()?, keywords.through_host()?);
             let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
                 not_a_capsule(x)?;
-                let lent = from.export(&keywords.detached(x)?)?.permuted(options.permute.as_ref())?;
+                let lent = from.export(&keywords.detached(x)?)?;
+                bridge_ipc::check(&lent)?;
+                let lent = lent.permuted(options.permute.as_ref())?;
                 let value =
                     |plan| Bound::new(py, plan).map(Bound::into_any).map_err(|error| framework_error(py, "Python", error));
                 if let Some(device) = cross::back(lent.device(), &options).filter(|_| through_host) {

@@ -297,7 +297,7 @@ pub(crate) fn ipc_revoke(ticket: &Bound<'_, PyAny>, told: bool) -> PyResult<()> 
     let py = ticket.py();
     let revoke = || {
         let ticket = read(ticket)?;
-        let none = || argument("this process shares nothing: revoke the ticket where it was made");
+        let none = || argument("this process shares nothing: pass the ticket where it was made");
         let exporter = process::exporter_if_any().ok_or_else(none)?;
         py.detach(|| if told { exporter.revoke(&ticket) } else { exporter.end(&ticket) })
     };

@@ -158,3 +158,36 @@ def test_a_forked_child_goes_on() -> None:
     if child == 0:
         os._exit(0 if tb.to_torch(view + 1).tolist() == [1, 2, 3, 4] else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_does_not_wait_for_a_thread_that_it_lacks(beside_torch: Warm) -> None:
+    program = """
+    import os, threading
+    import numpy as np, torch
+    import truebridge as tb
+
+    began, forked, count = threading.Event(), threading.Event(), torch.cuda.device_count
+
+    def waits():
+        began.set()
+        forked.wait()
+        return count()
+
+    torch.cuda.device_count = waits
+    results = []
+    thread = threading.Thread(target=lambda: results.append(tb.to_torch(np.ones(3))))
+    thread.start()
+    began.wait()
+    torch.cuda.device_count = count
+    if (child := os.fork()) == 0:
+        os._exit(int(tb.to_torch(np.ones(3)).sum()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    # Nor does another thread wait, and what is made first is kept.
+    assert tb.to_torch(np.ones(3)).sum() == 3
+    forked.set()
+    thread.join()
+    assert results[0].sum() == 3
+    """
+    done = beside_torch.run(program)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -154,7 +154,7 @@ def test_a_view_of_a_dead_process_can_be_read(other: Other) -> None:
         lambda: tb.to_numpy([view[1:]]),
         lambda: tb.copy(view, out=zeros),
         lambda: tb.copy(zeros, out=view),
-        lambda: tb.copy([zeros, zeros[1:]], out=[np.ones(3), view[1:]]),
+        lambda: tb.copy([zeros, zeros[1:]], out=[zeros.copy(), view[1:]]),
         lambda: tb.copier(zeros, out=view),
         copier,
         traced,

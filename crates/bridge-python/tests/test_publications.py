@@ -339,6 +339,10 @@ def test_wrong_arguments(path: str) -> None:
                 names.publish(name, tree, slots=slots)
         with pytest.raises(tb.BridgeValueError):
             names.subscribe("\n", out=weights(0))
+        alone = names.publish("alone", np.zeros(3))
+        for tree in (5, {}, [], {"a": 1}):
+            with pytest.raises(tb.BridgeTypeError, match="holds no tensor"):
+                alone.update(tree)
         publication = names.publish("x", weights(0))
         publication.close()
         publication.close()

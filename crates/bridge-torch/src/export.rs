@@ -10,7 +10,7 @@ use bridge_core::planted::is_planted;
 use bridge_core::{
     Access, Advice, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream,
 };
-use bridge_pyo3::{PyOwner, PyTensor, brief_str, call, drop_guarded, not_a_tensor, probe};
+use bridge_pyo3::{PyOwner, PyTensor, brief_str, call, drop_guarded, not_a_tensor, once, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -230,6 +230,6 @@ pub(crate) fn overwritten(tensor: &Bound<'_, PyAny>) -> Result<()> {
     static INCREMENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = tensor.py();
     let find = || -> PyResult<_> { Ok(py.import("torch.autograd.graph")?.getattr("increment_version")?.unbind()) };
-    let count = || INCREMENT.get_or_try_init(py, find)?.bind(py).call1((tensor,)).map(drop);
+    let count = || once(py, &INCREMENT, find)?.bind(py).call1((tensor,)).map(drop);
     count().map_err(|error| raised(py, error))
 }

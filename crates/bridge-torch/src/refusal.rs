@@ -20,6 +20,18 @@ pub(crate) fn without_memory(tensor: &PyTensor<'_>) -> Error {
         let text = format!("a tensor of {ndim} dimensions has more than {MAX_NDIM}: call .reshape() first");
         return Error::new(ErrorKind::Layout, text);
     }
+    let nbytes = || -> PyResult<u128> {
+        let count = |name| call(tensor, name, &[])?.extract::<u64>();
+        Ok(u128::from(count(intern!(py, "numel"))?) * u128::from(count(intern!(py, "element_size"))?))
+    };
+    if let Ok(nbytes) = nbytes()
+        && nbytes > i64::MAX as u128
+    {
+        return Error::new(
+            ErrorKind::Layout,
+            format!("a tensor of {nbytes} bytes has more than 2^63: pass a part of it"),
+        );
+    }
     let length = || -> PyResult<usize> {
         call(&call(tensor, intern!(py, "untyped_storage"), &[])?, intern!(py, "nbytes"), &[])?.extract()
     };

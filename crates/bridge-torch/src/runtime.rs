@@ -6,7 +6,7 @@ use crate::exchange::{Borrow, Exchange, ExchangeApi};
 use crate::native::{BYTES, Native};
 use crate::raised;
 use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
-use bridge_pyo3::{PyTensor, brief_str, installed, is_instance, probe};
+use bridge_pyo3::{PyTensor, brief_str, installed, is_instance, once, probe};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -57,7 +57,7 @@ impl Runtime {
     /// Returns PyTorch through the exchange API, or through capsules where it has none.
     pub(crate) fn fast(py: Python<'_>) -> Result<&'static Self> {
         static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
-        RUNTIME.get_or_try_init(py, || {
+        once(py, &RUNTIME, || {
             let tensor = installed(py, "torch", "torch")?.getattr("Tensor").map_err(|e| raised(py, e))?;
             match ExchangeApi::of_type(&tensor).map_err(|e| raised(py, e))? {
                 Some(api) => {
@@ -72,7 +72,7 @@ impl Runtime {
     /// Returns PyTorch through capsules.
     pub(crate) fn with_capsules(py: Python<'_>) -> Result<&'static Self> {
         static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
-        RUNTIME.get_or_try_init(py, || Self::new(py, Box::new(Capsules), None))
+        once(py, &RUNTIME, || Self::new(py, Box::new(Capsules), None))
     }
 
     fn new(py: Python<'_>, exchange: Box<dyn Exchange>, borrow: Option<Borrow>) -> Result<Self> {

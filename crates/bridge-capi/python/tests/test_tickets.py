@@ -118,6 +118,10 @@ def test_nonsense_is_a_typed_error() -> None:
         (lambda: tb.open("ticket"), "argument"),
         (lambda: tb.open(7), "argument"),
         (lambda: tb.open("a\0b"), "argument"),
+        (lambda: tb.open("\ud800"), "argument"),
+        (lambda: tb.end(7), "argument"),
+        (lambda: tb.share(np.zeros(1), expires="x"), "argument"),  # type: ignore[arg-type]
+        (lambda: tb.share(np.zeros(1), expires=10**400), "argument"),
         (lambda: tb.open(forged), "gone"),
         (lambda: tb.share(np.zeros(1), writing="yes"), "argument"),
         (lambda: tb.share(np.zeros(1), writing=[]), "argument"),  # type: ignore[arg-type]

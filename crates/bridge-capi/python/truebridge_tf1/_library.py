@@ -171,6 +171,7 @@ class Library:
         addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p) for name in INTERPRETER]
         self.python_open((c_void_p * len(INTERPRETER))(*addresses))
         atexit.register(self.python_close)
+        atexit.register(self.share_close)
 
     def __getattr__(self, name: str) -> Any:
         """Report a function that does not exist."""

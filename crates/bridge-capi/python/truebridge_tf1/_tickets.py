@@ -1,6 +1,5 @@
 """Tensors of other processes: tickets."""
 
-import atexit
 import ctypes
 from typing import Any, Optional
 
@@ -69,8 +68,7 @@ def share(x: Any, *, expires: float = 60.0, writing: Optional[str] = None) -> st
     pointers = (ctypes.c_void_p * len(tensors))(*[tensor._as_parameter_ for tensor in tensors])
     ticket = ctypes.create_string_buffer(_BYTES)
     text = None if tree is None else tree.encode()
-    atexit.register(library().share_close)
-    library().share(pointers, len(tensors), text, float(expires), number, ticket)
+    library().share(pointers, len(tensors), text, _seconds(expires), number, ticket)
     return ticket.value.decode()
 
 
@@ -165,10 +163,18 @@ def end(ticket: Any) -> None:
 
 def _text(ticket: Any) -> bytes:
     text = getattr(ticket, "text", ticket)
-    text = text.encode() if isinstance(text, str) else text
-    if not isinstance(text, bytes) or b"\0" in text:
+    # What is no UTF-8 is no ticket, either.
+    text = text.encode(errors="replace") if isinstance(text, str) else text
+    if not isinstance(text, bytes):
         raise of_kind("argument", f"a ticket is its text, not {type(ticket).__name__}")
-    return text
+    return text.replace(b"\0", b"?")
+
+
+def _seconds(expires: Any) -> float:
+    try:
+        return float(expires)
+    except (TypeError, ValueError, OverflowError):
+        raise of_kind("argument", f"expires is {expires!r:.80}: pass a number of seconds") from None
 
 
 class Shared:

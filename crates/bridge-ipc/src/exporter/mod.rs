@@ -183,11 +183,16 @@ impl Exporter {
         Ok(())
     }
 
+    /// Returns whether this exporter has made a ticket.
+    pub(crate) fn has_made(&self, ticket: &Ticket) -> bool {
+        self.own(ticket).is_ok()
+    }
+
     /// Returns the share that a ticket of this exporter opens.
     fn own(&self, ticket: &Ticket) -> Result<(u64, Token)> {
         self.check()?;
         if ticket.socket() != self.desk.socket {
-            let text = "the ticket is of another process: revoke it there";
+            let text = "the ticket is of another process: end or revoke it there";
             return Err(Error::new(ErrorKind::Argument, text));
         }
         Ok(ticket.share())

@@ -7,6 +7,7 @@ use crate::device::{self, DeviceMapping, Expected, Role};
 use crate::line::{broken, refused};
 use crate::memory::{self, Mapping, Writing};
 use crate::own::Own;
+use crate::process;
 use crate::sync::MutexGuard;
 use crate::tensor::{IpcTensor, Keeps};
 use crate::ticket::Ticket;
@@ -43,6 +44,8 @@ pub(crate) struct Import {
     lease: Option<Lease>,
     /// What a keeper shares, and the ticket for it: this process can hand it to the keeper's successor.
     kept: Option<(Ticket, Content)>,
+    /// Whether this process shares it itself.
+    is_ours: bool,
     segments: Vec<Open>,
     /// The addresses of its tensors on devices, whose segments also hold other tensors.
     tensors: OnceLock<Vec<Range<usize>>>,
@@ -129,6 +132,10 @@ pub(crate) fn containing(lent: &Lent) -> Option<(Arc<Import>, usize)> {
         _ => return None,
     };
     let mut found: SmallVec<[_; 1]> = found.into_iter().filter(|(import, number)| import.has(*number, &hull)).collect();
+    // What this process passes on is gone when what it has opened is.
+    if found.iter().any(|(import, _)| !import.is_ours) {
+        found.retain(|(import, _)| !import.is_ours);
+    }
     // If the memory has several leases, one that is still valid.
     let good = (found.len() > 1).then(|| found.iter().position(|(import, _)| import.check().is_ok())).flatten();
     (!found.is_empty()).then(|| found.swap_remove(good.unwrap_or(0)))
@@ -240,8 +247,9 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
         _ => error,
     })?;
     let kept = content.kept.then(|| (ticket.clone(), content.clone()));
+    let is_ours = process::exporter_if_any().is_some_and(|exporter| exporter.has_made(ticket));
     // From here on the drop returns the lease.
-    let mut import = Import { lease: Some(lease), kept, segments: Vec::new(), tensors: OnceLock::new() };
+    let mut import = Import { lease: Some(lease), kept, is_ours, segments: Vec::new(), tensors: OnceLock::new() };
     let Content { segments, tensors, points, tree, kept } = content;
     let mut files = files.into_iter();
     for segment in segments {

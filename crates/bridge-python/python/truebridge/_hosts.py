@@ -294,7 +294,7 @@ def revoke(ticket: HostTicket, told: bool) -> None:
                 here.carrier.tell({"do": "forget", "share": ticket.share})
         _core.ipc_revoke(known.ticket, told)
     elif _address is None or (ticket.host, ticket.port) != (address_of(_address)[0], here.port):
-        raise of_kind("argument", "another process has made this ticket: revoke it there")
+        raise of_kind("argument", "another process has made this ticket: end or revoke it there")
 
 
 def open(

@@ -149,6 +149,9 @@ class Publication:
         """
         publication = self._open()
         tensors, description = described(self._tree if tree is None else tree)
+        # A tensor by itself has no path that could be missing.
+        if not tensors and not self._paths:
+            raise of_kind("not_a_tensor", f"{type(tree).__name__} holds no tensor: pass one, as was published")
         key = _key(description)
         # One look: another thread may replace it.
         seen, text, order = self._seen

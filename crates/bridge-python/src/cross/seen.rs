@@ -7,8 +7,10 @@ use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, 
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// An adapter that keeps what its first export says. For `truebridge.debug` it wraps the exports.
+/// An adapter that refuses memory of another process that is gone, and keeps for a call what its first export says. For
+/// `truebridge.debug` it wraps the exports.
 pub(super) struct Seen<'a, F> {
+    call: Option<&'a Call>,
     adapter: &'a dyn Adapter<Tensor = F>,
     /// The framework that the tensors go to, where they are leased to it: then their exports may be wrapped.
     to: Option<&'a str>,
@@ -16,8 +18,8 @@ pub(super) struct Seen<'a, F> {
 }
 
 impl<'a, F> Seen<'a, F> {
-    pub(super) fn of(adapter: &'a dyn Adapter<Tensor = F>, to: Option<&'a str>) -> Self {
-        Self { adapter, to, facts: RefCell::new(None) }
+    pub(super) fn of(call: Option<&'a Call>, adapter: &'a dyn Adapter<Tensor = F>, to: Option<&'a str>) -> Self {
+        Self { call, adapter, to, facts: RefCell::new(None) }
     }
 
     pub(super) fn device(&self) -> Option<Device> {
@@ -25,8 +27,10 @@ impl<'a, F> Seen<'a, F> {
     }
 
     /// Notes in the call what became of the tensor that was exported through this.
-    pub(super) fn note(&self, call: &Call, outcome: Outcome) {
-        call.note(&self.adapter.profile().name, self.facts.take(), outcome);
+    pub(super) fn note(&self, outcome: Outcome) {
+        if let Some(call) = self.call {
+            call.note(&self.adapter.profile().name, self.facts.take(), outcome);
+        }
     }
 
     /// Remembers the stream that the consumer of the tensor has.
@@ -51,6 +55,12 @@ impl<F: Owned> Adapter for Seen<'_, F> {
 
     fn export(&self, tensor: &F) -> Result<Lent> {
         let lent = self.adapter.export(tensor)?;
+        if bridge_ipc::is_leasing() {
+            bridge_ipc::check(&lent)?;
+        }
+        if self.call.is_none() {
+            return Ok(lent);
+        }
         self.facts.borrow_mut().get_or_insert_with(|| Facts {
             dtype: lent.dtype(),
             shape: lent.layout().shape().into(),

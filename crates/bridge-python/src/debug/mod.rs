@@ -22,6 +22,9 @@ use std::{ptr, slice};
 
 /// A tensor of a source, whose memory may be held until the end.
 pub(crate) trait Owned {
+    /// Whether the memory was made or opened for the call: then it is not gone.
+    const IS_FRESH: bool = false;
+
     /// Returns a hold on its memory, if its framework can say whether that is the last.
     fn hold(&self, framework: &str) -> PyResult<Option<Hold>> {
         let _ = framework;
@@ -35,7 +38,10 @@ impl Owned for PyTensor<'_> {
     }
 }
 
-impl Owned for bridge_ipc::IpcTensor {}
+impl Owned for bridge_ipc::IpcTensor {
+    const IS_FRESH: bool = true;
+}
+
 impl Owned for bridge_tensorflow::External {}
 
 /// The frameworks of a transfer, and the line of the program that called for it.

@@ -7,7 +7,7 @@ use crate::runtime::Runtime;
 use crate::runtime::gpus::Gpus;
 use crate::runtime::library::Series;
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream};
-use bridge_pyo3::{PyOwner, PyTensor, brief_str, framework_error, installed, is_instance, probe, with_gil};
+use bridge_pyo3::{PyOwner, PyTensor, brief_str, framework_error, installed, is_instance, once, probe, with_gil};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::ffi::{PyCapsule_GetPointer, PyObject};
 use pyo3::intern;
@@ -82,7 +82,7 @@ impl Process {
     /// Returns the TensorFlow of this process. Imports it, the first time.
     pub(crate) fn get(py: Python<'_>) -> Result<&'static Self> {
         static PROCESS: PyOnceLock<Process> = PyOnceLock::new();
-        PROCESS.get_or_try_init(py, || {
+        once(py, &PROCESS, || {
             let tensorflow = import(py)?;
             let version = probe(py, tensorflow.getattr("__version__")).map_err(|error| raised(py, error))?;
             let find = |runtime| Ok((EagerRuntime::find(runtime)?, Objects::find(runtime)?));
