@@ -7,7 +7,7 @@ use bridge_core::dlpack::{describe, lend};
 use bridge_core::{DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Result, Stream};
 use bridge_pyo3::{NUMPY_DTYPES, PyOwner, PyTensor, brief, framework_error};
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyDict, PyTuple};
+use pyo3::types::{IntoPyDict, PyDict, PyMemoryView, PyTuple};
 use std::sync::Arc;
 
 fn broken(text: impl std::fmt::Display) -> Error {
@@ -45,12 +45,12 @@ fn dict<'a, 'py>(interface: &'a PyTensor<'py>) -> Result<&'a Bound<'py, PyDict>>
     }
 }
 
-/// Returns a NumPy array over the memory of an object with `__array_interface__`. NumPy checks the interface, and the
-/// array keeps the object alive.
+/// Returns a NumPy array over the memory of an object with `__array_interface__`. NumPy checks the interface, but not
+/// that a buffer is as large as it says. The array keeps the object alive.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Protocol`] for anything but a dict, and NumPy's own errors.
+/// [`ErrorKind::Protocol`] for anything but a dict, and for elements beyond the buffer; NumPy's own errors.
 pub(crate) fn array<'py>(object: &PyTensor<'py>, interface: &PyTensor<'py>) -> Result<PyTensor<'py>> {
     let py = object.py();
     let interface = dict(interface)?;
@@ -58,9 +58,38 @@ pub(crate) fn array<'py>(object: &PyTensor<'py>, interface: &PyTensor<'py>) -> R
         // NumPy gets the interface alone: the object may have a buffer as well, or return another interface each time.
         let fields = [("__array_interface__", interface.as_any()), ("object", object)].into_py_dict(py)?;
         let holder = py.import("types")?.getattr("SimpleNamespace")?.call((), Some(&fields))?;
-        py.import("numpy")?.call_method1("asarray", (holder,))
+        let array = py.import("numpy")?.call_method1("asarray", (holder,))?;
+        Ok((is_within(interface, &array)?, array))
     };
-    make().map_err(|error| raised(py, error))
+    match make().map_err(|error| raised(py, error))? {
+        (true, array) => Ok(array),
+        _ => Err(broken("it reaches beyond its buffer: state a shape, strides and an offset that lie in it")),
+    }
+}
+
+/// Returns whether all elements of an array lie in the buffer that its interface has in the place of an address.
+fn is_within(interface: &Bound<'_, PyDict>, array: &PyTensor<'_>) -> PyResult<bool> {
+    let data = match interface.get_item("data")? {
+        Some(data) if !data.is_instance_of::<PyTuple>() && !data.is_none() => data,
+        _ => return Ok(true),
+    };
+    let nbytes: i128 = PyMemoryView::from(&data)?.getattr("nbytes")?.extract()?;
+    let offset: i128 = match interface.get_item("offset")? {
+        Some(offset) if !offset.is_none() => offset.extract()?,
+        _ => 0,
+    };
+    let (shape, strides): (Vec<i64>, Vec<i64>) =
+        (array.getattr("shape")?.extract()?, array.getattr("strides")?.extract()?);
+    let itemsize: i128 = array.getattr("itemsize")?.extract()?;
+    if shape.contains(&0) {
+        return Ok(true);
+    }
+    let (mut lowest, mut end) = (offset, offset + itemsize);
+    for (length, stride) in shape.into_iter().zip(strides) {
+        let reach = i128::from(length - 1) * i128::from(stride);
+        (lowest, end) = (lowest + reach.min(0), end + reach.max(0));
+    }
+    Ok(0 <= lowest && end <= nbytes)
 }
 
 const NATIVE: char = if cfg!(target_endian = "big") { '>' } else { '<' };

@@ -15,7 +15,7 @@ use crate::progress;
 use crate::trace::{self, Call, Outcome};
 use crate::trees::{Leaf, Tree};
 use bridge_core::{
-    Adapter, Device, DeviceKind, Error, Failed, Misfit, Options, Pair, Prepared, Result, Transfer, copied_into_by,
+    Adapter, Device, DeviceKind, Error, Failed, Lent, Misfit, Options, Pair, Prepared, Result, Transfer, copied_into_by,
 };
 use bridge_ipc::{Parcel, Writing};
 use bridge_pyo3::{PyTensor, together};
@@ -66,6 +66,12 @@ fn to_move<'py>(leaves: &[Leaf<'py>], to: Option<Device>) -> usize {
         there.map_or(0, |there| there.layout().nbytes())
     };
     leaves.iter().map(nbytes).sum()
+}
+
+/// Refuses memory of another process that has ended or has revoked the share. Without such memory in this process nothing
+/// is looked at.
+pub(crate) fn check(lent: &Lent) -> Result<()> {
+    if bridge_ipc::is_leasing() { bridge_ipc::check(lent) } else { Ok(()) }
 }
 
 /// Returns where the elements go again from the host; `None` where they are there already, or are to stay there.

@@ -129,7 +129,7 @@ takes_keywords! {
             let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
                 not_a_capsule(x)?;
                 let lent = from.export(&keywords.detached(x)?)?;
-                bridge_ipc::check(&lent)?;
+                cross::check(&lent)?;
                 let lent = lent.permuted(options.permute.as_ref())?;
                 let value =
                     |plan| Bound::new(py, plan).map(Bound::into_any).map_err(|error| framework_error(py, "Python", error));

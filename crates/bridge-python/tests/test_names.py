@@ -92,7 +92,7 @@ REASONS: dict[str, str] = {
     "crates/bridge-python/python/truebridge/files.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/names.py": "returns a memory pool of PyTorch",
     "crates/bridge-python/python/truebridge/ray.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/src/copier.rs": "scalars of NumPy have no memory that stays, and are known by their type alone",
+    "crates/bridge-python/src/copier.rs": "scalars of NumPy, whose memory does not stay, are known by their type",
     "crates/bridge-python/src/cross.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-python/src/debug/last.rs": "knows which objects keep memory that is about to be freed",
     "crates/bridge-python/src/debug/mod.rs": TENSORFLOW1,

@@ -270,6 +270,28 @@ def test_an_array_interface_is_screened() -> None:
             assert isinstance(caught.value, builtin), changes  # type: ignore[arg-type]
 
 
+def test_an_array_interface_lies_in_its_buffer() -> None:
+    """NumPy reads beyond it."""
+
+    class Buffer:
+        def __init__(self, **interface: Any) -> None:
+            self.__array_interface__ = {"version": 3, "typestr": "<f8", "data": bytearray(64), **interface}
+
+    assert tb.to_numpy(Buffer(shape=(3,), strides=(16,), offset=24)).tolist() == [0, 0, 0]
+    assert tb.to_numpy(Buffer(shape=(8,), strides=(-8,), offset=56)).shape == (8,)
+    assert tb.to_numpy(Buffer(shape=(0, 1000))).shape == (0, 1000)
+    for interface in (
+        {"shape": (9,)},
+        {"shape": (8,), "offset": 8},
+        {"shape": (2,), "offset": 1 << 40},
+        {"shape": (5,), "strides": (16,)},
+        {"shape": (8,), "strides": (-8,), "offset": 48},
+    ):
+        for call in (tb.to_numpy, lambda x: tb.to_numpy(x, copy=True), lambda x: tb.plan(x, "torch")):
+            with pytest.raises(tb.BridgeError):
+                call(Buffer(**interface))
+
+
 def test_dlpack_goes_before_the_interfaces() -> None:
     class Both(Copies):
         @property

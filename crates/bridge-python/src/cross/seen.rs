@@ -1,5 +1,6 @@
 //! Adapters that are looked at, for traces and for `truebridge.debug`.
 
+use super::check;
 use crate::debug::{self, Owned};
 use crate::trace::{Call, Facts, Outcome};
 use crate::watch::is_debugging;
@@ -55,9 +56,7 @@ impl<F: Owned> Adapter for Seen<'_, F> {
 
     fn export(&self, tensor: &F) -> Result<Lent> {
         let lent = self.adapter.export(tensor)?;
-        if bridge_ipc::is_leasing() {
-            bridge_ipc::check(&lent)?;
-        }
+        check(&lent)?;
         if self.call.is_none() {
             return Ok(lent);
         }
