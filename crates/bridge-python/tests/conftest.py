@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,29 @@ def path(tmp_path: Path) -> Iterator[str]:
     yield str(tmp_path / "names")
     gc.collect()
     processes._core.ipc_close()
+
+
+@pytest.fixture(scope="module")
+def ipc_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Share through a folder of the tests of a module."""
+    from truebridge import processes
+
+    folder = tmp_path_factory.mktemp("ipc")
+    folder.chmod(0o700)
+    processes._core.ipc_close()
+    processes.configure(folder=folder)
+    yield
+    processes._core.ipc_close()
+
+
+@pytest.fixture
+def other() -> Iterator[Any]:
+    """Return another process, which ends with the test."""
+    from truebridge_conformance.others import Other
+
+    process = Other()
+    yield process
+    process.kill()
 
 
 @pytest.fixture(scope="session")

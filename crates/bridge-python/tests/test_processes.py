@@ -26,23 +26,7 @@ from truebridge_conformance.others import Other, wait_until
 torch = pytest.importorskip("torch")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Share through a folder of the tests."""
-    folder = tmp_path_factory.mktemp("ipc")
-    folder.chmod(0o700)
-    processes._core.ipc_close()
-    processes.configure(folder=folder)
-    yield
-    processes._core.ipc_close()
-
-
-@pytest.fixture
-def other() -> Any:
-    """Return another process, which ends with the test."""
-    process = Other()
-    yield process
-    process.kill()
+pytestmark = pytest.mark.usefixtures("ipc_folder")
 
 
 @pytest.fixture

@@ -33,14 +33,7 @@ ROUNDS = 50
 KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("KILLS", 5), ("SEED", 7)))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("ipc")
-    folder.chmod(0o700)
-    processes._core.ipc_close()
-    processes.configure(folder=folder)
-    yield
-    processes._core.ipc_close()
+pytestmark = pytest.mark.usefixtures("ipc_folder")
 
 
 @pytest.fixture(scope="module")
