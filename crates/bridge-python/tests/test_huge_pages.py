@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ import truebridge as tb
 if not Path("/sys/kernel/mm/transparent_hugepage").exists():
     pytest.skip("the system has no transparent huge pages", allow_module_level=True)
 
-#: More than the C library ever takes from its heap: such memory is mapped for itself.
 NBYTES = 64 << 20
 HUGE = 2 << 20
 SOURCE = np.zeros((4096, NBYTES // 4096), np.uint8).T
@@ -32,6 +32,11 @@ def asks(address: int) -> bool:
     raise ValueError(f"{address:#x} is not mapped")
 
 
+def mapped() -> torch.Tensor:
+    """Return memory that is mapped for itself: the heap may have asked for huge pages, for an earlier tensor."""
+    return torch.from_numpy(np.frombuffer(mmap.mmap(-1, NBYTES), np.uint8))
+
+
 def test_a_fresh_copy_asks_for_whole_huge_pages() -> None:
     # NumPy asks for them itself.
     copy = tb.to_torch(SOURCE, copy=True)
@@ -39,12 +44,12 @@ def test_a_fresh_copy_asks_for_whole_huge_pages() -> None:
 
 
 def test_memory_of_the_caller_is_left_as_it_is() -> None:
-    out = torch.empty(SOURCE.shape, dtype=torch.uint8)
+    out = mapped().view(SOURCE.shape)
     tb.copy(SOURCE, out=out)
     assert not asks(out.data_ptr() + HUGE)
 
 
 def test_what_is_not_copied_is_left_as_it_is() -> None:
-    tensor = torch.zeros(NBYTES, dtype=torch.uint8)
+    tensor = mapped()
     assert tb.to_numpy(tensor).ctypes.data == tensor.data_ptr()
     assert not asks(tensor.data_ptr() + HUGE)
