@@ -94,7 +94,7 @@ pub unsafe extern "C" fn tb_share_end(ticket: *const c_char) -> Status {
 ///
 /// # Errors
 ///
-/// The text is no ticket, this process shares nothing, or what `body` returns.
+/// The text is not a ticket, or this process shares nothing; those of `body`.
 ///
 /// # Safety
 ///

@@ -150,7 +150,6 @@ back = tb.to_torch(view)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_goes_on() -> None:
     tensor = torch.arange(4.0)
     view = tb.to_numpy(tensor)
@@ -160,7 +159,6 @@ def test_a_forked_child_goes_on() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_does_not_wait_for_a_thread_that_it_lacks(beside_torch: Warm) -> None:
     program = """
     import os, threading

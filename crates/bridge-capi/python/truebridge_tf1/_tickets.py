@@ -93,7 +93,7 @@ def open(ticket: Any) -> Any:
     BridgePermissionError
         If that process runs as another user.
     BridgeValueError
-        If ``ticket`` is none.
+        If ``ticket`` is not a ticket.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def revoke(ticket: Any) -> None:
     Raises
     ------
     BridgeValueError
-        If ``ticket`` is none, or if this process shares nothing.
+        If ``ticket`` is not a ticket, or if this process shares nothing.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def end(ticket: Any) -> None:
     Raises
     ------
     BridgeValueError
-        If ``ticket`` is none, or if this process shares nothing.
+        If ``ticket`` is not a ticket, or if this process shares nothing.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def end(ticket: Any) -> None:
 
 def _text(ticket: Any) -> bytes:
     text = getattr(ticket, "text", ticket)
-    # What is no UTF-8 is no ticket, either.
+    # The library refuses text that is not a ticket: characters that UTF-8 lacks become "?".
     text = text.encode(errors="replace") if isinstance(text, str) else text
     if not isinstance(text, bytes):
         raise of_kind("argument", f"a ticket is its text, not {type(ticket).__name__}")

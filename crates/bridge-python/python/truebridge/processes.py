@@ -225,7 +225,7 @@ def open(
     BridgePermissionError
         If that process runs as another user, and ``configure`` does not accept it.
     BridgeError
-        If ``ticket`` is none, and as for ``convert``.
+        If ``ticket`` is not a ticket, and as for ``convert``.
 
     Examples
     --------
@@ -272,7 +272,7 @@ def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
     Raises
     ------
     BridgeValueError
-        If ``ticket`` is none, or if this process shares nothing.
+        If ``ticket`` is not a ticket, or if this process shares nothing.
 
     Examples
     --------
@@ -300,7 +300,7 @@ def end(ticket: Ticket | HostTicket | str | bytes) -> None:
     Raises
     ------
     BridgeValueError
-        If ``ticket`` is none, or if this process shares nothing.
+        If ``ticket`` is not a ticket, or if this process shares nothing.
 
     Examples
     --------
