@@ -24,6 +24,7 @@ def mixed(width: int) -> tuple[nn.Sequential, Any]:
     import keras
     import tensorflow as tf
 
+    keras.utils.set_random_seed(0)
     # TensorFlow rounds the factors of a product on a GPU to 11 bits, PyTorch does not.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     with tf.device("GPU:0" if DEVICE == "cuda" else "CPU:0"):
@@ -52,7 +53,6 @@ def main() -> None:
     model, layer = mixed(options.width)
     x = torch.rand(256, 4, device=DEVICE)
     y = x.prod(1, keepdim=True)
-
     twin = pure(model, options.width)
     for each in (model, twin):
         nn.functional.mse_loss(each(x), y).backward()
