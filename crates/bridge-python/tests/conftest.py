@@ -37,6 +37,15 @@ def nothing_leaks() -> Iterator[None]:
     assert memory.views() == before
 
 
+@pytest.fixture(scope="module", autouse=True)
+def shares_end() -> Iterator[None]:
+    """Let no module find that this process shares already: the folder of the sockets is set before the first share."""
+    yield
+    from truebridge import processes
+
+    processes._core.ipc_close()
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[str]:
     """Return the path for names, in the folder that has the sockets of this process during the test."""
@@ -51,16 +60,13 @@ def path(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def ipc_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def ipc_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Share through a folder of the tests of a module."""
     from truebridge import processes
 
     folder = tmp_path_factory.mktemp("ipc")
     folder.chmod(0o700)
-    processes._core.ipc_close()
     processes.configure(folder=folder)
-    yield
-    processes._core.ipc_close()
 
 
 @pytest.fixture

@@ -63,14 +63,12 @@ def tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Other]:
     """Return a process of Python 3.7 that doubles."""
     folder = tmp_path_factory.mktemp("ipc")
     folder.chmod(0o700)
-    processes._core.ipc_close()
     processes.configure(folder=folder)
     assert PYTHON37 is not None
     other = Other([PYTHON37], "truebridge_tf1", TRUEBRIDGE_IPC=str(folder))
     other.define(DOUBLE)
     yield other
     other.kill()
-    processes._core.ipc_close()
 
 
 @pytest.mark.parametrize("device", DEVICES)
