@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from raising import kind_of
 from truebridge import BridgeError, _channel
 from truebridge._channel import Channel, Channels, Server, address_of, connect
 from truebridge_conformance.others import wait_until
@@ -31,12 +32,6 @@ def server() -> Iterator[Server]:
     server = Server(("127.0.0.1", 0), lambda share: TOKEN if share == 7 else None, echo)
     yield server
     server.close()
-
-
-def kind_of(call: Any) -> str:
-    with pytest.raises(BridgeError) as caught:
-        call()
-    return caught.value.kind
 
 
 def test_both_ends_talk(server: Server) -> None:

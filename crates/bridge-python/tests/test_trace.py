@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
+from raising import kind_of
 from truebridge import processes, tracing
 from truebridge_conformance.others import Other
 
@@ -28,12 +29,6 @@ torch: Any = pytest.importorskip("torch")
 def only(trace: tracing.Trace) -> tracing.Event:
     (event,) = trace.events
     return event
-
-
-def kind_of(call: Any) -> str:
-    with pytest.raises(tb.BridgeError) as caught:
-        call()
-    return caught.value.kind
 
 
 def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
