@@ -83,7 +83,7 @@ mod wire;
 
 pub use carried::{Block, Incoming, Outgoing, free_idle};
 pub use exporter::{Exporter, Held};
-pub use importer::{Opened, StaysMapped, check, is_leasing, open};
+pub use importer::{Leases, Opened, StaysMapped, check, is_leasing, open};
 pub use line::while_waiting;
 pub use memory::Writing;
 pub use names::{About, Client, LISTED, Listed, Names, Watch, check_name};

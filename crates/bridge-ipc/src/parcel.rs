@@ -2,7 +2,7 @@
 
 use crate::device::{self, Lending};
 use crate::exporter::{Exporter, Kept};
-use crate::importer::{self, Import, Open};
+use crate::importer::{self, Import, Leases, Open};
 use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
 use crate::rooms;
@@ -188,6 +188,7 @@ impl Parcel {
         let crossed = transfer_all(&in_place, &ipc, ordering, options)
             .map_err(|Failed { index, error }| Failed { index: there[index], error })?;
         let mut crossed = crossed.into_iter();
+        let mut copying: Option<(Arc<Arena>, Ipc)> = None;
         for (index, ((from, tensor), place)) in tensors.iter().zip(places).enumerate() {
             let failed = |error| Failed { index, error };
             let done = match place {
@@ -198,7 +199,10 @@ impl Parcel {
                 }
                 Place::Copy(device, nbytes) => {
                     let (segment, start, arena) = parcel.room(device, nbytes).map_err(failed)?;
-                    let (copy, done) = transfer(*from, &Ipc::into(arena), tensor, ordering, options).map_err(failed)?;
+                    // The copies of a parcel mostly lie in one arena.
+                    let known = copying.take().filter(|(known, _)| Arc::ptr_eq(known, &arena));
+                    let (_, into) = copying.insert(known.unwrap_or_else(|| (Arc::clone(&arena), Ipc::into(arena))));
+                    let (copy, done) = transfer(*from, into, tensor, ordering, options).map_err(failed)?;
                     match device::in_streams(device) {
                         true => parcel.keep(copy, segment, start),
                         // Nothing of this process writes to the host's when it is shared.
@@ -238,9 +242,9 @@ impl Parcel {
         let mut places = Vec::with_capacity(tensors.len());
         // The bytes of all copies on a device, and the largest copy with its number.
         let mut rooms: Vec<(Device, usize, (usize, usize))> = Vec::new();
-        let is_leasing = importer::is_leasing();
+        let mut leases = importer::is_leasing().then(Leases::default);
         for (index, (from, tensor)) in tensors.iter().enumerate() {
-            let place = self.place(*from, tensor, (ipc, is_leasing), options);
+            let place = self.place(*from, tensor, (ipc, &mut leases), options);
             let place = place.map_err(|error| Failed { index, error })?;
             if let Place::Copy(device, nbytes) = place {
                 let at = rooms.iter().position(|room| room.0 == device).unwrap_or_else(|| {
@@ -264,13 +268,11 @@ impl Parcel {
         &mut self,
         from: &dyn Adapter<Tensor = F>,
         tensor: &F,
-        (ipc, is_leasing): (&Ipc, bool),
+        (ipc, leases): (&Ipc, &mut Option<Leases>),
         options: &Options,
     ) -> Result<Place> {
         let lent = from.export(tensor)?.permuted(options.permute.as_ref())?;
-        if is_leasing {
-            importer::check(&lent)?;
-        }
+        leases.as_mut().map_or(Ok(()), |leases| leases.check(&lent))?;
         if self.about.is_empty() {
             let (dtype, shape, device) = (lent.dtype(), lent.layout().shape(), lent.device());
             self.about = format!("{} {dtype} {shape:?} on {device}", from.profile().name);

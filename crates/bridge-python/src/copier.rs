@@ -6,6 +6,7 @@ use crate::ordering::ordering;
 use crate::pairs::{self, Pairs};
 use crate::{cross, options, trace};
 use bridge_core::{DType, Error, ErrorKind, Failed, Lent, Misfit, Pair, Prepared, Result};
+use bridge_ipc::Leases;
 use bridge_pyo3::{Mark, PyTensor, together};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -34,6 +35,8 @@ pub(crate) struct Copier {
     /// The dtype to which sources of another one are cast.
     dtype: Option<DType>,
     prepared: Prepared,
+    /// The leases that the memory lies in.
+    leases: Leases,
     /// The frameworks whose tensors each call looks at.
     frameworks: Vec<Framework>,
     /// The pairs that each call looks at.
@@ -80,7 +83,8 @@ impl Copier {
         let first = |error| Failed { index: 0, error };
         let adapters = self.frameworks.iter().map(|framework| framework.open(py).map_err(first));
         let adapters: Vec<AnyAdapter<'_>> = adapters.collect::<Result<_, _>>()?;
-        if bridge_ipc::is_leasing() {
+        // Another lease of the same memory may still be good.
+        if self.leases.check_again().is_err() {
             for index in 0..self.leaves.len() {
                 let Some((source, target)) = self.prepared.held(index) else { continue };
                 let both = bridge_ipc::check(source).and_then(|()| bridge_ipc::check(target));
@@ -328,12 +332,12 @@ pub(crate) fn copier(
         let sides = sides(&leaves).map_err(placed)?;
         not_scalars(&sides, &leaves).map_err(|failed| placed(failed.into()))?;
         let pairs = pairs(&leaves, &sides, dtype);
-        let prepared = together(|| cross::prepare(&pairs)).map_err(placed)?;
+        let (prepared, leases) = together(|| cross::prepare(&pairs)).map_err(placed)?;
         let (frameworks, looks) = looks(check, &prepared, &sides, &leaves)?;
         let counters = counters(check, &sides, &leaves).map_err(|failed| placed(failed.into()))?;
         let leaves = leaves.into_iter().map(|(src, out)| (src.clone().unbind(), out.clone().unbind())).collect();
         let (src, out) = (src.clone().unbind(), out.clone().unbind());
-        Ok(Copier { src, out, leaves, dtype, prepared, frameworks, looks, counters })
+        Ok(Copier { src, out, leaves, dtype, prepared, leases, frameworks, looks, counters })
     };
     prepare().map_err(|error| into_python(py, error))
 }

@@ -17,10 +17,11 @@ use crate::trees::{Leaf, Tree};
 use bridge_core::{
     Adapter, Device, DeviceKind, Error, Failed, Lent, Misfit, Options, Pair, Prepared, Result, Transfer, copied_into_by,
 };
-use bridge_ipc::{Parcel, Writing};
+use bridge_ipc::{Leases, Parcel, Writing};
 use bridge_pyo3::{PyTensor, together};
 use pyo3::prelude::*;
 use seen::Seen;
+use std::cell::RefCell;
 
 /// Converts a tensor, or each tensor of a tree.
 pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) -> PyResult<PyTensor<'py>> {
@@ -138,7 +139,8 @@ fn transfer_seen<F: Owned, T>(
     tensor: &F,
     options: &Options,
 ) -> Result<(T, Transfer)> {
-    let seen = Seen::of(call, from, Some(&to.profile().name));
+    let leases = RefCell::default();
+    let seen = Seen::of(call, from, Some(&to.profile().name), &leases);
     let crossed = bridge_core::transfer(&seen, to, tensor, ordering(), options);
     seen.remember(to);
     seen.note(Outcome::of(crossed.as_ref().map(|(_, done)| done).map_err(Error::kind)));
@@ -156,7 +158,8 @@ pub(crate) fn transfer_all<F: Owned, T>(
     if call.is_none() && !may_be_gone::<F>() {
         return Ok(cross(tensors)?.into_iter().map(|(tensor, _)| tensor).collect());
     }
-    let seen = see(call, tensors, Some(&to.profile().name));
+    let leases = RefCell::default();
+    let seen = see(call, tensors, Some(&to.profile().name), &leases);
     let crossed = cross(&through(&seen, tensors));
     seen.iter().for_each(|seen| seen.remember(to));
     match crossed {
@@ -183,7 +186,8 @@ pub(crate) fn pack<F: Owned>(
     if call.is_none() {
         return pack(tensors);
     }
-    let seen = see(call, tensors, None);
+    let leases = RefCell::default();
+    let seen = see(call, tensors, None, &leases);
     let packed = pack(&through(&seen, tensors));
     match &packed {
         Ok(parcel) => {
@@ -206,7 +210,8 @@ pub(crate) fn copy_into<F: Owned, T: Owned>(
         return bridge_core::copy_into(from, to, tensor, out, ordering()).map(drop);
     }
     call.iter().for_each(|call| call.to(&to.profile().name));
-    let (source, target) = (Seen::of(call, from, None), Seen::of(call, to, None));
+    let leases = RefCell::default();
+    let (source, target) = (Seen::of(call, from, None, &leases), Seen::of(call, to, None, &leases));
     let done = bridge_core::copy_into(&source, &target, tensor, out, ordering());
     let outcome = match (&done, source.device(), target.device()) {
         (Ok(ordered), Some(from), Some(to)) => {
@@ -219,10 +224,11 @@ pub(crate) fn copy_into<F: Owned, T: Owned>(
     done.map(drop)
 }
 
-/// As [`Prepared::new`], by the ordering of the process.
-pub(crate) fn prepare<F: Owned, T: Owned>(pairs: &[Pair<'_, F, T>]) -> Result<Prepared, Misfit> {
-    let seen = see_pairs(None, pairs);
-    Prepared::new(&through_pairs(&seen, pairs), ordering())
+/// As [`Prepared::new`], by the ordering of the process. Returns the leases that the tensors lie in, too.
+pub(crate) fn prepare<F: Owned, T: Owned>(pairs: &[Pair<'_, F, T>]) -> Result<(Prepared, Leases), Misfit> {
+    let leases = RefCell::default();
+    let prepared = Prepared::new(&through_pairs(&see_pairs(None, pairs, &leases), pairs), ordering())?;
+    Ok((prepared, leases.into_inner()))
 }
 
 /// As [`bridge_core::copy_all`], by the ordering of the process. `prepared` is the plan of these pairs, if there is one.
@@ -239,7 +245,8 @@ pub(crate) fn copy_all<F: Owned, T: Owned>(
         return copy(pairs).map(drop);
     }
     call.iter().for_each(|call| call.expect(pairs.len()));
-    let seen = see_pairs(call, pairs);
+    let leases = RefCell::default();
+    let seen = see_pairs(call, pairs, &leases);
     let done = copy(&through_pairs(&seen, pairs));
     let Some(call) = call else { return done.map(drop) };
     match &done {
@@ -264,8 +271,13 @@ pub(crate) fn copy_all<F: Owned, T: Owned>(
 type SeenPair<'a, F, T> = (Seen<'a, F>, Seen<'a, T>);
 
 /// Returns adapters that see the pairs of the call.
-fn see_pairs<'a, F, T>(call: Option<&'a Call>, pairs: &[Pair<'a, F, T>]) -> Vec<SeenPair<'a, F, T>> {
-    pairs.iter().map(|pair| (Seen::of(call, pair.from, None), Seen::of(call, pair.to, None))).collect()
+fn see_pairs<'a, F, T>(
+    call: Option<&'a Call>,
+    pairs: &[Pair<'a, F, T>],
+    leases: &'a RefCell<Leases>,
+) -> Vec<SeenPair<'a, F, T>> {
+    let see = |pair: &Pair<'a, F, T>| (Seen::of(call, pair.from, None, leases), Seen::of(call, pair.to, None, leases));
+    pairs.iter().map(see).collect()
 }
 
 /// Returns pairs with the adapters that see them.
@@ -282,9 +294,10 @@ fn see<'a, F>(
     call: Option<&'a Call>,
     tensors: &[(&'a dyn Adapter<Tensor = F>, &F)],
     to: Option<&'a str>,
+    leases: &'a RefCell<Leases>,
 ) -> Vec<Seen<'a, F>> {
     call.iter().for_each(|call| call.expect(tensors.len()));
-    tensors.iter().map(|(from, _)| Seen::of(call, *from, to)).collect()
+    tensors.iter().map(|(from, _)| Seen::of(call, *from, to, leases)).collect()
 }
 
 /// Returns tensors with the adapters that see them.

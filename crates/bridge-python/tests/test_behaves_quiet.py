@@ -142,3 +142,24 @@ def test_no_public_call_warns(frameworks: str, tmp_path: object) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     # A warning is an error there. TensorFlow writes a log.
     assert (done.returncode, "Warning" in done.stderr) == (0, False), done.stderr
+
+
+def test_first_conversions_leave_the_filters_of_warnings(beside_torch: Warm) -> None:
+    """The filters are those of all threads: two that set and restore them at once leave the wrong ones."""
+    done = beside_torch.run("""
+        import threading, time, warnings
+        import numpy as np, torch, truebridge as tb
+        warnings.simplefilter("error")
+        filters, empty = list(warnings.filters), torch.empty
+        def slow(*args, **keywords):
+            time.sleep(0.001)
+            return empty(*args, **keywords)
+        torch.empty = slow
+        threads = [threading.Thread(target=tb.to_torch, args=(np.zeros(1),)) for _ in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert warnings.filters == filters
+        half = torch.zeros(4, dtype=torch.float16).view(torch.complex32)  # PyTorch warns of a new one
+        assert torch.from_dlpack(tb.lend(half)).data_ptr() == half.data_ptr()
+    """)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
+from truebridge import publications
 from truebridge_conformance.others import Other, wait_until
 
 torch: Any = pytest.importorskip("torch")
@@ -83,6 +85,27 @@ def test_publications_and_subscriptions_refuse_it(tmp_path: Path) -> None:
     assert view.tolist() == [0, 0, 0]
 
 
+def test_a_refresh_that_has_begun_ends_without_its_publisher(
+    tmp_path: Path, other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tb.serve(tmp_path / "names") as names:
+        other(f"c = tb.connect({str(tmp_path / 'names')!r})")
+        other("p = c.publish('weights', {'w': np.full(3, 7.0), 'b': np.ones(1)})")
+        out = {"b": np.zeros(1), "w": np.zeros(3)}  # in another order, which is looked up
+        subscription = names.subscribe("weights", out=out)
+        matched = publications._matched
+
+        def killed(*arguments: Any) -> list[int]:
+            """Runs when the version is open, and was not copied yet."""
+            other.kill()
+            wait_until(lambda: names.list() == {})
+            return matched(*arguments)
+
+        monkeypatch.setattr(publications, "_matched", killed)
+        assert subscription.refresh() and out["w"].tolist() == [7, 7, 7]
+        assert names.list() == {} and subscription.refresh() is None
+
+
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("target", ["numpy", "torch"])
 def test_a_copier_refuses_it(target: str, check: bool) -> None:
@@ -93,6 +116,21 @@ def test_a_copier_refuses_it(target: str, check: bool) -> None:
     tb.revoke(ticket)
     wait_until(lambda: is_gone(into))
     assert is_gone(out_of) and is_gone(lambda: tb.copier(np.ones(3), out=view))
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_copier_goes_on_under_another_lease_of_the_memory(check: bool) -> None:
+    ticket, view = opened()
+    into = tb.copier(np.full(3, 7.0), out=view, check=check)
+    again = tb.share(view, writing="shared")
+    other = tb.open(again, "numpy")
+    assert other.ctypes.data == view.ctypes.data
+    tb.revoke(ticket)
+    for _ in range(100):  # the notice comes meanwhile
+        into()
+        time.sleep(0.001)
+    tb.revoke(again)
+    wait_until(lambda: is_gone(into))
 
 
 def test_a_plan_says_so() -> None:

@@ -1,6 +1,7 @@
 //! The process that opens: connections, and the leases that come through them.
 
 mod connection;
+mod leases;
 mod stays;
 
 use crate::device::{self, DeviceMapping, Expected, Role};
@@ -14,6 +15,8 @@ use crate::ticket::Ticket;
 use crate::wire::{Content, Described, Segment, Why};
 use bridge_core::{Access, Device, Error, ErrorKind, Layout, Lent, Result, Stream};
 use connection::{Connection, Share};
+use leases::Hulls;
+pub use leases::Leases;
 use rustix::fd::OwnedFd;
 use smallvec::SmallVec;
 pub use stays::StaysMapped;
@@ -48,7 +51,7 @@ pub(crate) struct Import {
     is_ours: bool,
     segments: Vec<Open>,
     /// The addresses of its tensors on devices, whose segments also hold other tensors.
-    tensors: OnceLock<Vec<Range<usize>>>,
+    tensors: OnceLock<Hulls>,
 }
 
 /// A segment of a share, open in this process.
@@ -202,10 +205,10 @@ impl Import {
 
     /// Returns whether these addresses are of its tensors in a segment.
     fn has(&self, number: usize, hull: &Range<usize>) -> bool {
-        let within = |whole: &Range<usize>| whole.start <= hull.start && hull.end <= whole.end;
         let open = self.segment(number);
-        let shared = device::in_streams(open.device());
-        within(&open.bytes()) && (!shared || self.tensors.get().is_some_and(|tensors| tensors.iter().any(within)))
+        let (whole, shared) = (open.bytes(), device::in_streams(open.device()));
+        let tensor = || self.tensors.get().is_some_and(|tensors| tensors.contain(hull));
+        whole.start <= hull.start && hull.end <= whole.end && (!shared || tensor())
     }
 }
 

@@ -1,0 +1,80 @@
+//! The leases that tensors lie in.
+
+use super::{Import, containing};
+use crate::tensor::Keeps;
+use bridge_core::{Lent, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The leases that the tensors of a call lie in. Each is looked at once: that makes system calls.
+#[derive(Default)]
+pub struct Leases(Vec<Arc<Import>>);
+
+bridge_core::debug_fields!(impl[] Leases);
+
+impl Leases {
+    /// As [`check`](super::check), where a lease that was looked at is good.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Gone`](bridge_core::ErrorKind::Gone).
+    pub fn check(&mut self, lent: &Lent) -> Result<()> {
+        let Some((import, _)) = containing(lent) else { return Ok(()) };
+        if !self.0.iter().any(|known| Arc::ptr_eq(known, &import)) {
+            import.check()?;
+            self.0.push(import);
+        }
+        Ok(())
+    }
+
+    /// Looks again at each lease that was looked at.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Gone`](bridge_core::ErrorKind::Gone).
+    pub fn check_again(&self) -> Result<()> {
+        self.0.iter().try_for_each(|import| import.check())
+    }
+}
+
+/// Ranges of addresses, by their start. Each has the largest end of those before it and its own.
+pub(super) struct Hulls(Vec<(usize, usize)>);
+
+impl FromIterator<Range<usize>> for Hulls {
+    fn from_iter<I: IntoIterator<Item = Range<usize>>>(hulls: I) -> Self {
+        let mut hulls: Vec<_> = hulls.into_iter().map(|hull| (hull.start, hull.end)).collect();
+        hulls.sort_unstable();
+        let mut largest = 0;
+        for (_, end) in &mut hulls {
+            largest = largest.max(*end);
+            *end = largest;
+        }
+        Self(hulls)
+    }
+}
+
+impl Hulls {
+    /// Returns whether one of them contains these addresses.
+    pub(super) fn contain(&self, hull: &Range<usize>) -> bool {
+        let before = self.0.partition_point(|(start, _)| *start <= hull.start);
+        before.checked_sub(1).is_some_and(|last| hull.end <= self.0[last].1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn range() -> impl Strategy<Value = Range<usize>> {
+        (0usize..40, 0usize..20).prop_map(|(start, length)| start..start + length)
+    }
+
+    proptest! {
+        #[test]
+        fn a_range_within_one_of_them_is_found(hulls in prop::collection::vec(range(), 0..12), hull in range()) {
+            let within = hulls.iter().any(|whole| whole.start <= hull.start && hull.end <= whole.end);
+            prop_assert_eq!(hulls.into_iter().collect::<Hulls>().contain(&hull), within);
+        }
+    }
+}
