@@ -115,7 +115,7 @@ const REASONS: &[(Reason, &CStr)] = &[
 ];
 
 /// The memory that is copied here, where there is a driver for it.
-const COPIED: [DeviceKind; 4] = [DeviceKind::CPU, DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED];
+const COPIED: [DeviceKind; 2] = [DeviceKind::CPU, DeviceKind::CUDA_HOST];
 
 /// Who copies, as text for C.
 const COPIERS: &[(CopiedBy, &CStr)] = &[

@@ -279,7 +279,7 @@ impl Slot {
             }
         }
         placed.sort_by_key(|(index, ..)| *index);
-        let each = || places.iter().filter_map(|place| placed.get(*place));
+        let each = || places.iter().map(|place| &placed[*place]);
         slot.content.tensors = each().map(|(_, described, _)| described.clone()).collect();
         slot.tensors = each().map(|(_, _, tensor)| tensor.clone()).collect();
         slot.about = format!("{} tensors, {nbytes} bytes", places.len());
@@ -319,7 +319,7 @@ impl Publication {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for a wrong name, for fewer than two slots and for no tensor,
+    /// [`ErrorKind::Argument`] for a wrong name, for fewer than two slots, and for places without a tensor or none,
     /// [`ErrorKind::OutOfMemory`], and [`ErrorKind::Device`] for a device of another kind.
     pub fn new(
         client: &Arc<Client>,
@@ -333,10 +333,9 @@ impl Publication {
             let text = "a version is written while another one is read: publish with 2 slots or more";
             return Err(Error::new(ErrorKind::Argument, text));
         }
-        if let Some((_, _, device)) = specs.iter().find(|spec| spec.2 != Device::CPU && !device::in_streams(spec.2)) {
-            let text =
-                format!("tensors on {device} are not published: publish them from the host or from a CUDA device");
-            return Err(Error::new(ErrorKind::Device, text));
+        if places.is_empty() || places.iter().any(|place| *place >= specs.len()) {
+            let text = "a place names no tensor, or there is none: pass tensors, and the index of one for each place";
+            return Err(Error::new(ErrorKind::Argument, text));
         }
         let what = What { specs: specs.into(), places: places.into(), outlives: client.keeps()? };
         let free = (0..slots).map(|_| Slot::new(&what).map(Arc::new)).collect::<Result<Vec<_>>>()?;

@@ -4,7 +4,7 @@ use crate::device;
 use crate::memory::{self, Writing};
 use crate::own::Own;
 use crate::tensor::{Arena, Ipc, IpcTensor};
-use bridge_core::{Adapter, DType, Device, Layout, Lent, Order, Result, Stream};
+use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Layout, Lent, Order, Result, Stream};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -20,6 +20,11 @@ pub(crate) fn rooms(specs: &[Spec], outlives: bool) -> Result<Vec<Room>> {
     let mut devices: Vec<Device> = specs.iter().map(|(_, _, device)| *device).collect();
     devices.sort_unstable_by_key(|device| (device.kind.0, device.index));
     devices.dedup();
+    if let Some(device) = devices.iter().find(|device| **device != Device::CPU && !device::in_streams(**device)) {
+        let text =
+            format!("{device} has no memory to share here: name the host, or a CUDA device where CUDA is built in");
+        return Err(Error::new(ErrorKind::Device, text));
+    }
     let room = |device: Device| {
         let of_device = || specs.iter().enumerate().filter(move |(_, spec)| spec.2 == device);
         let mut nbytes = 0usize;
@@ -48,7 +53,8 @@ static GIVEN: Own<BTreeMap<usize, Weak<Arena>>> = Own::new();
 ///
 /// # Errors
 ///
-/// [`ErrorKind::OutOfMemory`](bridge_core::ErrorKind::OutOfMemory), and those of the driver.
+/// [`ErrorKind::OutOfMemory`], [`ErrorKind::Device`] for a device that is neither the host nor one of CUDA, and those of
+/// the driver.
 pub fn empty(specs: &[Spec]) -> Result<Vec<IpcTensor>> {
     let mut tensors = Vec::with_capacity(specs.len());
     for (arena, placed) in rooms(specs, true)? {
@@ -74,7 +80,7 @@ static POOL: Own<BTreeMap<usize, Arc<Arena>>> = Own::new();
 ///
 /// # Errors
 ///
-/// [`ErrorKind::OutOfMemory`](bridge_core::ErrorKind::OutOfMemory), and those of the driver.
+/// [`ErrorKind::OutOfMemory`], and those of the driver.
 pub fn allocate(device: Device, nbytes: usize) -> Result<usize> {
     let arena = Arc::new(Arena::new(device, nbytes, true)?);
     give(&arena);
@@ -104,4 +110,17 @@ pub(crate) fn given(lent: &Lent, asked: Writing) -> Option<Arc<Arena>> {
     let arena = if GIVEN.is_untouched() { None } else { GIVEN.lock().range(..=hull.start).next_back()?.1.upgrade() }?;
     let is_as_asked = arena.file().is_none() || asked == Writing::Private;
     (hull.end <= arena.bytes().end && is_as_asked).then_some(arena)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bridge_core::DeviceKind;
+
+    #[test]
+    fn a_device_without_such_memory_is_named() {
+        let refused = empty(&[(DType::FLOAT32, vec![4], Device { kind: DeviceKind(10), index: 0 })]).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Device);
+        assert!(refused.to_string().contains("no memory to share"), "{refused}");
+    }
 }

@@ -46,6 +46,11 @@ pub(crate) fn element_of(dtype: DType) -> Result<TensorElementType> {
 /// The status is one that a function of its C API has returned, and is used nowhere else.
 pub(crate) unsafe fn checked(status: OrtStatusPtr) -> Result<()> {
     // SAFETY: the caller's obligation.
-    unsafe { ort::Error::<()>::result_from_status(status) }
-        .map_err(|error| Error::new(ErrorKind::Framework, format!("ONNX Runtime: {error}")).caused_by(error))
+    unsafe { ort::Error::<()>::result_from_status(status) }.map_err(|error| {
+        let text = format!("ONNX Runtime: {error}");
+        // It has no code for it.
+        let is_full =
+            ["bad_alloc", "out of memory", "Failed to allocate memory"].iter().any(|sign| text.contains(sign));
+        Error::new(if is_full { ErrorKind::OutOfMemory } else { ErrorKind::Framework }, text).caused_by(error)
+    })
 }

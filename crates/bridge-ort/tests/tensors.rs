@@ -229,3 +229,10 @@ fn the_compute_stream_is_that_of_its_device() {
     let (one, other) = (host.consumer(), ort.consumer());
     assert!(ptr::eq(one.views(), other.views()), "a view is known to every adapter");
 }
+
+#[test]
+fn a_copy_that_has_no_room_is_out_of_memory() {
+    let Some((ort, _guard)) = runtime() else { return };
+    let refused = ort.empty(Device::CPU, DType::FLOAT32, &[1 << 45], Order::RowMajor).map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
+}

@@ -35,7 +35,10 @@ pub struct Tensor(Arc<Held>);
 
 #[derive(Debug)]
 enum Held {
+    /// A managed tensor.
     Own(Lent),
+    /// Memory that the adapter has allocated.
+    Fresh(Lent),
     View(Lease),
 }
 
@@ -54,20 +57,21 @@ impl Tensor {
         origin: impl FnOnce(Device, usize) -> Result<Origin>,
     ) -> Result<Self> {
         // SAFETY: the caller's obligation is the same.
-        unsafe { lend(managed, origin) }.map(Self::own)
-    }
-
-    fn own(lent: Lent) -> Self {
-        Self(Arc::new(Held::Own(lent)))
+        unsafe { lend(managed, origin) }.map(|lent| Self(Arc::new(Held::Own(lent))))
     }
 
     /// Returns a managed tensor that shares the memory, with its strides. An unversioned one cannot say that the memory
-    /// is read-only. A copy is marked as one (`IS_COPIED`) where no other tensor shares it.
+    /// is read-only. A copy, and memory that the adapter has allocated, are marked as the consumer's alone (`IS_COPIED`)
+    /// where no other tensor shares them.
     pub fn into_managed<M: ManagedTensorBase>(self) -> Managed<M> {
         let mut flags = DlpackFlags::empty();
         flags.set(DlpackFlags::READ_ONLY, self.access().forbids_writes());
         // A copy that other tensors share is not the consumer's alone.
-        let copied = matches!(&*self.0, Held::View(lease) if lease.is_copy());
+        let copied = match &*self.0 {
+            Held::Own(_) => false,
+            Held::Fresh(_) => true,
+            Held::View(lease) => lease.is_copy(),
+        };
         flags.set(DlpackFlags::IS_COPIED, copied && Arc::strong_count(&self.0) == 1);
         let (prepared, dtype, device, data) = (prepare(self.layout()), self.dtype(), self.device(), self.data());
         // SAFETY: all of it is of this tensor, which the context keeps.
@@ -77,7 +81,7 @@ impl Tensor {
     /// Returns the address of the first element. It may be null for a tensor without elements.
     pub fn data(&self) -> usize {
         match &*self.0 {
-            Held::Own(lent) => lent.data(),
+            Held::Own(lent) | Held::Fresh(lent) => lent.data(),
             Held::View(lease) => lease.data(),
         }
     }
@@ -85,7 +89,7 @@ impl Tensor {
     /// Returns the element type.
     pub fn dtype(&self) -> DType {
         match &*self.0 {
-            Held::Own(lent) => lent.dtype(),
+            Held::Own(lent) | Held::Fresh(lent) => lent.dtype(),
             Held::View(lease) => lease.dtype(),
         }
     }
@@ -93,7 +97,7 @@ impl Tensor {
     /// Returns the shape and the strides, in elements.
     pub fn layout(&self) -> &Layout {
         match &*self.0 {
-            Held::Own(lent) => lent.layout(),
+            Held::Own(lent) | Held::Fresh(lent) => lent.layout(),
             Held::View(lease) => lease.layout(),
         }
     }
@@ -101,7 +105,7 @@ impl Tensor {
     /// Returns the device that the memory is on.
     pub fn device(&self) -> Device {
         match &*self.0 {
-            Held::Own(lent) => lent.device(),
+            Held::Own(lent) | Held::Fresh(lent) => lent.device(),
             Held::View(lease) => lease.device(),
         }
     }
@@ -109,7 +113,7 @@ impl Tensor {
     /// Returns what the memory may be used for.
     pub fn access(&self) -> Access {
         match &*self.0 {
-            Held::Own(lent) => lent.buffer().access(),
+            Held::Own(lent) | Held::Fresh(lent) => lent.buffer().access(),
             Held::View(lease) => lease.access(),
         }
     }
@@ -207,7 +211,7 @@ impl Adapter for DLPack {
     fn export(&self, tensor: &Tensor) -> Result<Lent> {
         let (device, access) = (tensor.device(), tensor.access());
         let allocation = match &*tensor.0 {
-            Held::Own(lent) => {
+            Held::Own(lent) | Held::Fresh(lent) => {
                 let buffer = lent.buffer();
                 let bytes = buffer.address()..buffer.address() + buffer.len();
                 Allocation { bytes, device, access, stream: buffer.stream(), reuse: buffer.reuse() }
@@ -241,7 +245,7 @@ impl Adapter for DLPack {
     /// Allocates host memory of zeros, which safe code may read before it is written.
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
         match device.kind {
-            DeviceKind::CPU => host::zeros(dtype, shape, order).map(Tensor::own),
+            DeviceKind::CPU => host::zeros(dtype, shape, order).map(|lent| Tensor(Arc::new(Held::Fresh(lent)))),
             _ => Err(Error::new(ErrorKind::CopyNeeded, "DLPack allocates no memory on a device")),
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::common::Event::{Dropped, Ordered, Retired};
 use crate::common::{GPU, Item, OWNER, Office, Paper, READER, Recorder, taken};
-use bridge_core::dlpack::{DLPack, Managed, ManagedTensorBase, Origin, Tensor, legacy, versioned};
+use bridge_core::dlpack::{DLPack, DlpackFlags, Managed, ManagedTensorBase, Origin, Tensor, legacy, versioned};
 use bridge_core::{
     Access, Adapter, DType, Device, ErrorKind, HostOnly, Options, Order, Ordering, Plan, Reason, Reuse, Strides,
     transfer,
@@ -49,6 +49,24 @@ fn managed<M: ManagedTensorBase>(recorder: &Arc<Recorder>, paper: Paper) -> Mana
     let (tensor, _) =
         transfer(&office, &dlpack, &Item::Own(paper), &ordering(recorder), &Options::default()).expect("it crosses");
     tensor.into_managed()
+}
+
+/// Returns whether a consumer is told that the memory is its alone.
+fn is_alone(tensor: Tensor) -> bool {
+    let managed: versioned::Dlpack = tensor.into_managed();
+    managed.flags().contains(DlpackFlags::IS_COPIED)
+}
+
+#[test]
+fn memory_that_no_other_tensor_shares_is_the_consumers() {
+    let tensor = counted(&[2, 3]);
+    let cross = |options| transfer(&on_host(), &on_host(), &tensor, &(Arc::new(HostOnly) as _), &options).unwrap().0;
+    assert!(is_alone(cross(Options::copied())) && !is_alone(cross(Options::default())));
+    assert!(!is_alone(tensor.clone()) && is_alone(tensor));
+    // By a copy into memory that the adapter allocates, as with the kernels' ordering.
+    let fresh = counted(&[3]);
+    let other = fresh.clone();
+    assert!(!is_alone(fresh) && is_alone(other));
 }
 
 fn in_stream(device: Device) -> DLPack {

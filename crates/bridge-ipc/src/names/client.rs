@@ -19,6 +19,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+/// The longest time to wait: 136 years.
+const LONGEST: Duration = Duration::from_secs(1 << 32);
+
 /// Time between two attempts to reach the successor of a keeper, at first and at last.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(100)];
 
@@ -438,7 +441,8 @@ impl Watch {
     ///
     /// Those of the connection.
     pub fn wait(&self, time: Duration) -> Result<Option<(u64, Ticket)>> {
-        let until = now() + time;
+        // A time that no clock reaches is one that does not end.
+        let until = now() + time.min(LONGEST);
         let mut line = locked(&self.line);
         loop {
             let answered = match &*line {

@@ -50,7 +50,7 @@ pub(super) struct Keeper {
 impl Keeper {
     pub(super) fn new(settings: Settings, bell: Arc<Bell>) -> bridge_core::Result<Self> {
         // A connection takes a socket, and a descriptor of its process.
-        let spare = 64 + 2 * settings.limits.connections as u64;
+        let spare = (settings.limits.connections as u64).saturating_mul(2).saturating_add(64);
         let files =
             getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| (most - spare.min(most / 2)) as usize);
         let most = (settings.limits.bytes, files);
@@ -211,6 +211,7 @@ impl Drop for Entry {
 mod tests {
     use super::*;
     use crate::memory::{Writing, create};
+    use crate::settings::Limits;
     use crate::wire::Hex;
 
     fn content(segments: Vec<Segment>) -> Content {
@@ -229,7 +230,8 @@ mod tests {
     #[test]
     fn the_leases_of_a_keeper_are_lost_with_it() {
         let folder = std::env::temp_dir().join(format!("truebridge-keeper-{}", std::process::id()));
-        let settings = Settings { folder: Some(folder.clone()), ..Settings::default() };
+        let limits = Limits { connections: usize::MAX, ..Limits::default() };
+        let settings = Settings { folder: Some(folder.clone()), limits, ..Settings::default() };
         let keeper = Keeper::new(settings, Bell::new().unwrap()).unwrap();
         let ends = Arc::clone(&keeper.ends);
         assert!(!ends.load(Relaxed));

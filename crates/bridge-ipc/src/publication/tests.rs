@@ -204,6 +204,11 @@ fn what_cannot_be_published_is_refused() {
         let refused = Publication::new(&client, &exporter, name, (&specs, &[0]), 2);
         assert_eq!(refused.unwrap_err().kind(), kind);
     }
+    let specs = [(DType::FLOAT32, vec![4], Device::CPU)];
+    for (specs, places) in [(&specs[..0], &[][..]), (&specs, &[]), (&specs, &[0, 7]), (&specs[..0], &[0])] {
+        let refused = Publication::new(&client, &exporter, "x", (specs, places), 2);
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Argument, "{places:?}");
+    }
 }
 
 /// A thread of the parent holds the lock, which nothing unlocks in the fork.

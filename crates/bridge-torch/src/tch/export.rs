@@ -19,6 +19,10 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &Tensor) -> Result<Lent> {
     let (shape, strides) = (dims(libtorch, libtorch.sizes, tensor)?, dims(libtorch, libtorch.strides, tensor)?);
     let layout = Layout::new(dtype, shape, Some(strides), 0)?;
     let data = libtorch.read(libtorch.data, tensor, ptr::null_mut())?.expose_provenance();
+    if data == 0 && layout.nbytes() > 0 {
+        let text = "the tensor of zeros has no memory: call .clone() first";
+        return Err(Error::new(ErrorKind::NotATensor, text));
+    }
     let (stream, reuse) = origin(runtime, tensor, device)?;
     let bytes = layout.hull(data, None)?;
     let allocation = Allocation { bytes, device, access: Access::ReadWrite, stream, reuse };

@@ -3,7 +3,7 @@
 use super::libtorch::{Deleter, adopt, failed};
 use super::runtime::Runtime;
 use ::tch::Tensor;
-use bridge_core::{DType, Device, DeviceKind, Lease, Order, Result};
+use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Order, Result};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
@@ -117,7 +117,14 @@ pub(crate) fn empty(runtime: &Runtime, device: Device, dtype: DType, shape: &[i6
         let ndim = shape.len() as i64;
         (runtime.libtorch.empty_strided)(ndim, shape.as_ptr(), strides.as_ptr(), number, kind, index, &mut tensor)
     };
-    let tensor = NonNull::new(tensor).filter(|_| code == 0).ok_or_else(|| failed("allocates no such tensor"))?;
+    let tensor = NonNull::new(tensor).filter(|_| code == 0).ok_or_else(|| match device.kind {
+        // Nothing else is wrong with memory of the host.
+        DeviceKind::CPU => {
+            let text = format!("libtorch has no memory for {dtype} {shape:?}: free some first");
+            Error::new(ErrorKind::OutOfMemory, text)
+        }
+        _ => failed("allocates no such tensor"),
+    })?;
     // SAFETY: the function has returned a new tensor.
     Ok(unsafe { adopt(tensor) })
 }

@@ -1,7 +1,7 @@
 //! What no public function shows: the cast of `tch`'s handle, tensors that `tch` cannot make, and the deleter.
 
 use super::Tch;
-use super::import::{none_of, wrap};
+use super::import::{empty, none_of, wrap};
 use super::libtorch::{adopt, handle};
 use super::memory::Offsets;
 use super::runtime::Runtime;
@@ -9,8 +9,8 @@ use crate::library::library_of;
 use crate::record::RecordStream;
 use ::tch::{Kind, Tensor};
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, DeviceKind, ErrorKind, HostOnly, Layout, Lent, Memory, Offer,
-    Options, Ordering, Profile, Result, Strides, transfer,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, ErrorKind, HostOnly, Layout, Lent, Memory, Offer,
+    Options, Order, Ordering, Profile, Result, Strides, transfer,
 };
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -69,6 +69,21 @@ fn the_deleter_of_a_storage_is_found() {
     assert_eq!(offsets.deleter_of(&one), offsets.deleter_of(&other.tr()));
     assert!(library_of(offsets.deleter_of(&one)).unwrap().ends_with("libc10.so"));
     assert_eq!(library_of(0x10), None);
+}
+
+#[test]
+fn a_tensor_that_the_host_has_no_room_for_is_out_of_memory() {
+    let refused = empty(tch_of_process().unwrap().runtime, Device::CPU, DType::FLOAT32, &[1 << 45], Order::RowMajor);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfMemory);
+}
+
+#[test]
+fn a_tensor_of_zeros_without_memory_is_refused() {
+    let tch = tch_of_process().unwrap();
+    let zeros = Tensor::internal_efficientzerotensor([3], HOST);
+    let refused = tch.export(&zeros).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotATensor);
+    assert!(tch.export(&zeros.copy()).is_ok(), "as the error says");
 }
 
 #[test]
