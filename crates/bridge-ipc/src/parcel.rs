@@ -30,9 +30,9 @@ pub(crate) const MAX_TENSORS: usize = 1 << 16;
 
 /// Tensors that one ticket will open together.
 ///
-/// A tensor in memory that another process already shares with this one is taken in place where that leaves as many or
-/// fewer processes to write to it: what no process writes to, unless all may then, and what all write to, if all may. Every
-/// other tensor on the host is copied once, into memory that can be shared.
+/// A tensor that another process has shared with this one is taken in place if it said [`Writing::Shared`] and this one
+/// does too, or if it said [`Writing::Never`] and this one does not say [`Writing::Shared`]. Every other tensor on the host
+/// is copied once, into memory that can be shared.
 #[must_use = "nothing is shared before share is called"]
 pub struct Parcel {
     writing: Option<Writing>,

@@ -113,9 +113,9 @@ def share(
     Notes
     -----
     Memory of the host is copied once, into memory that can be shared: later writes to ``x`` are not seen. A tensor that
-    was opened from such memory is shared again in place, with ``writing="never"`` and ``"shared"``. Memory of a GPU is
-    shared in place if its allocator allows that; the pools of ``cudaMallocAsync`` do not, and one copy is made on the
-    device.
+    was opened from such memory is shared again in place if both shares say ``writing="shared"``, or if the first one
+    says ``"never"`` and the second one does not say ``"shared"``. Memory of a GPU is shared in place if its allocator
+    allows that; the pools of ``cudaMallocAsync`` do not, and one copy is made on the device.
 
     Every process that opens the ticket waits, on the device, for the pending work of this process on a GPU's tensor.
     The memory is reused after the work of every process that had it open.
