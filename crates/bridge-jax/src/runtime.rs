@@ -75,7 +75,8 @@ impl Runtime {
         once(py, &RUNTIME, || {
             let jax = installed(py, "jax", "jax")?;
             Self::look_up(&jax).map_err(|error| {
-                let text = "this version of JAX is not known: install one of 0.10 to 0.12";
+                let text = "this version of JAX is not known, or its import was interrupted: install one of 0.10 to \
+                            0.12, or start the process again";
                 Error::new(ErrorKind::Version, text).caused_by(error)
             })
         })
@@ -85,7 +86,8 @@ impl Runtime {
         let py = jax.py();
         let functions = py.import("jaxlib._jax")?;
         let class = |module: &Bound<'_, PyAny>, name: &str| Ok::<_, PyErr>(module.getattr(name)?.cast_into()?.unbind());
-        let numpy = jax.getattr("numpy")?;
+        // The modules themselves: an import that was interrupted leaves JAX without some of its attributes.
+        let numpy = py.import("jax.numpy")?;
         let has = |dtype: &&DType| numpy.hasattr(dtype.to_string()).unwrap_or(false);
         let narrow: Vec<DType> = TAKEN.iter().filter(has).copied().collect();
         let wide = narrow.iter().chain(WIDE).copied().collect();
@@ -109,12 +111,12 @@ impl Runtime {
             has_shard: concrete.bind(py).hasattr("_fully_replicated_shard")?,
             concrete,
             array: class(jax.as_any(), "Array")?,
-            tracer: class(&jax.getattr("core")?, "Tracer")?,
+            tracer: class(py.import("jax.core")?.as_any(), "Tracer")?,
             export: functions.getattr("buffer_to_dlpack_managed_tensor")?.unbind(),
             import: functions.getattr("dlpack_managed_tensor_to_buffer")?.unbind(),
             collect: functions.getattr("collect_garbage")?.unbind(),
             config: jax.getattr("config")?.unbind(),
-            single: jax.getattr("sharding")?.getattr("SingleDeviceSharding")?.unbind(),
+            single: py.import("jax.sharding")?.getattr("SingleDeviceSharding")?.unbind(),
             zero: 0i32.into_pyobject(py)?.into_any().unbind(),
             devices: Mutex::default(),
         })

@@ -23,6 +23,9 @@ const OUT_OF_MEMORY: &[(&str, &str)] = &[
     // adapters: end
 ];
 
+/// What plain `RuntimeError`s say in the place of such a class.
+const NO_MEMORY: &[&str] = &["DefaultCPUAllocator: can't allocate memory"];
+
 /// Returns the first line of `text`, cut to a length that a message can hold.
 pub fn brief(text: &str) -> String {
     // PyTorch writes the backtrace of C++ after the first line.
@@ -109,6 +112,11 @@ pub fn is_out_of_memory(py: Python<'_>, error: &PyErr) -> bool {
                 named(kind.clone(), "__name__", name) && named(kind.clone(), "__module__", module)
             })
         })
+        || error.is_instance_of::<PyRuntimeError>(py)
+            && error.value(py).str().is_ok_and(|text| {
+                let text = text.to_string_lossy();
+                NO_MEMORY.iter().any(|sign| text.contains(sign))
+            })
 }
 
 /// Returns whether a probe may take the exception as an answer, and an error of ours may stand in its place. It may not

@@ -53,6 +53,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "dequantize",
     ),
+    "quantised bits": (lambda: torch.ones(3, dtype=torch.uint8).view(torch.quint8), TypeError, r"view\(torch.uint8\)"),
+    "bits": (lambda: torch.ones(4, dtype=torch.uint8).view(torch.bits16), TypeError, r"view\(torch.uint8\)"),
     "65 dimensions": (lambda: torch.zeros([1] * 65), BufferError, "65 dimensions has more than 64"),
     "zero tensor": (lambda: torch._efficientzerotensor((3,)), TypeError, "no memory of its own"),
     "functionalised": (lambda: torch._to_functional_tensor(torch.ones(3)), TypeError, "no memory of its own"),
@@ -158,6 +160,23 @@ assert tb.to_torch(numpy.ones(3)).tolist() == [1, 1, 1]
 """
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_memory_that_pytorch_has_not_is_its_own_error(beside_torch: Warm) -> None:
+    done = beside_torch.run(
+        """
+        import resource, numpy as np, torch, truebridge as tb
+        big = np.zeros(1 << 26, np.uint8)
+        tb.to_torch(big[:4][::-1])
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20),) * 2)
+        try:
+            tb.to_torch(big[::-1])
+        except RuntimeError as error:
+            print(type(error) is RuntimeError, "can't allocate memory" in str(error))
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
 
 
 def test_a_broken_framework_is_no_mere_producer(beside_torch: Warm) -> None:

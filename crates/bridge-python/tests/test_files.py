@@ -495,3 +495,20 @@ def test_the_page_runs() -> None:
     assert blocks
     for block in blocks:
         exec(compile(block, "files.md", "exec"), {})
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
+def test_a_program_near_its_recursion_limit_learns_nothing_about_the_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"good{suffix}"
+    tb.save(path, np.ones(3) if suffix == ".npy" else {"a": [np.ones(3)]})
+
+    def deep(left: int) -> Any:
+        return deep(left - 1) if left else tb.load(path, "numpy")
+
+    failed = 0
+    for depth in range(sys.getrecursionlimit()):
+        try:
+            deep(depth)
+        except RecursionError:
+            failed += 1
+    assert 0 < failed < sys.getrecursionlimit()

@@ -322,6 +322,30 @@ def program(text: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("module", ["jax.ffi", "jax.scipy"])
+def test_an_import_that_was_interrupted_ends_nothing(module: str) -> None:
+    """The next import leaves JAX without some of its modules as attributes, and it works."""
+    told = program(
+        f"""
+        import sys, numpy as np, truebridge as tb
+        class Interrupts:
+            asked = 0
+            def find_spec(self, name, path=None, target=None):
+                if name == "{module}":
+                    self.asked += 1
+                    if self.asked == 1:
+                        raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupts())
+        try:
+            tb.to_jax(np.ones(3))
+        except KeyboardInterrupt:
+            print("interrupted")
+        print(tb.to_jax(np.ones(3, np.float32)).shape)
+        """
+    )
+    assert told.split("\n")[:2] == ["interrupted", "(3,)"]
+
+
 def test_the_profile_is_that_of_the_mode() -> None:
     assert "float64" not in tb.profile("jax")["dtypes"]
     told = program(

@@ -166,6 +166,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "dtype",
         ".dequantize() or .int_repr()",
     ),
+    "complex32 in a file": (
+        lambda: tb.save("x.npz", {"a": torch.zeros(2, dtype=torch.float16).view(torch.complex32)}),
+        "dtype",
+        "convert it first",
+    ),
     "another byte order": (lambda: tb.to_torch(np.ones(3, ">f4")), "dtype", ".newbyteorder("),
     "a module as the target": (lambda: tb.convert(ONES, torch), "argument", "is a str, not module"),
     "a number as the device": (lambda: tb.to_torch(ONES, device=0), "argument", '"cuda:0"'),

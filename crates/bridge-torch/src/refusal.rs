@@ -56,6 +56,11 @@ pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
             ErrorKind::Dtype,
             format!("quantised dtype {dtype} has no counterpart: call .dequantize() or .int_repr() first"),
         )
+    } else if ["torch.bits", "torch.q"].iter().any(|start| dtype.starts_with(start)) {
+        let text = format!(
+            "{dtype} has no counterpart in other frameworks: pass .view(torch.uint8), which takes the bytes across"
+        );
+        (ErrorKind::Dtype, text)
     } else if text_of("is_nested") == "True" {
         (ErrorKind::NotATensor, "a nested tensor has no single shape: call .to_padded_tensor() first".into())
     } else if call(tensor, intern!(tensor.py(), "untyped_storage"), &[]).is_err() {

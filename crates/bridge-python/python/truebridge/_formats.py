@@ -22,6 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ._progress import Meter
+from ._trees import is_own
 from .errors import BridgeError, of_kind
 
 Arrays = dict[str, Any]
@@ -129,7 +130,8 @@ def write_safetensors(path: str, arrays: Arrays, described: Any, meter: Meter) -
     known = _safetensors()
     for name, array in _named(arrays).items():
         if array.dtype.name not in _DTYPES.values():
-            raise of_kind("dtype", f"{name}: safetensors has no {array.dtype}: convert it first, or save it as .npz")
+            elsewhere = ", or save it as .npz" if array.dtype.isbuiltin == 1 else ""
+            raise of_kind("dtype", f"{name}: safetensors has no {array.dtype}: convert it first{elsewhere}")
     compact = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     metadata = None if described is None else {_KEY: _text(described)}
     try:
@@ -230,7 +232,8 @@ def _numbers(arrays: Arrays) -> Arrays:
     """Refuse dtypes that NumPy's files lose."""
     for name, array in _named(arrays).items():
         if array.dtype.isbuiltin != 1:
-            raise of_kind("dtype", f"{name}: NumPy's files have no {array.dtype}: save it as .safetensors")
+            advice = "save it as .safetensors" if array.dtype.name in _DTYPES.values() else "convert it first"
+            raise of_kind("dtype", f"{name}: NumPy's files have no {array.dtype}: {advice}")
     return arrays
 
 
@@ -317,6 +320,10 @@ def _faults(path: str, *also: type[Exception]) -> Iterator[None]:
     except MemoryError as error:
         text = f"{path}: no memory is left for what must be decompressed or copied: {error!s:.300}"
         raise of_kind("out_of_memory", text) from error
+    except RecursionError as error:
+        if is_own(error):
+            raise
+        raise of_kind("file", f"{path}: the file is malformed: {error!s:.300}") from error
     except malformed as error:
         # zipfile seeks to where a malformed file says.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
@@ -332,6 +339,8 @@ def _header(start: bytes) -> tuple[Any, tuple[int, ...], str, int]:
         raise of_kind("file", f"version {version[0]}.{version[1]} of NumPy's format is for records, or unknown")
     try:
         shape, fortran, dtype = _VERSIONS[version](file)
+    except RecursionError:
+        raise
     except Exception as error:
         # NumPy passes on what Python's parser raises.
         raise of_kind("file", f"the header is malformed: {error!s:.300}") from error

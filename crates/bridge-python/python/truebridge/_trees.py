@@ -6,6 +6,7 @@ docs/design/ipc.md specifies the text.
 
 import json
 import math
+import sys
 from json.encoder import encode_basestring_ascii
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -13,6 +14,9 @@ from .errors import of_kind
 
 #: The most containers one inside another.
 _DEEPEST = 100
+
+#: More calls than it takes, one inside another, to read that.
+_CALLS = 400
 
 #: Integers with thousands of digits, and texts with surrogates.
 _UNKEPT = "a number or a text beside the tensors cannot be kept as JSON: pass it as a tensor, or leave it out"
@@ -59,6 +63,8 @@ def tree_of(text: Optional[str], tensors: List[Any]) -> Any:
     try:
         return tensors[0] if text is None else _built(json.loads(text), tensors)
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
+        if is_own(error):
+            raise
         raise of_kind("protocol", _UNKNOWN) from error
 
 
@@ -70,7 +76,17 @@ def paths(text: Optional[str]) -> List[str]:
             _walk(json.loads(text), "tree", found)
         return [found[number] for number in range(len(found))]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
+        if is_own(error):
+            raise
         raise of_kind("protocol", _UNKNOWN) from error
+
+
+def is_own(error: Exception) -> bool:
+    """Return whether it is a RecursionError of a program with few calls left, not the fault of what was read."""
+    depth, frame = 0, sys._getframe()
+    while frame.f_back is not None:
+        depth, frame = depth + 1, frame.f_back
+    return isinstance(error, RecursionError) and depth > sys.getrecursionlimit() - _CALLS
 
 
 def _walk(tree: Any, path: str, found: Dict[int, str]) -> None:
