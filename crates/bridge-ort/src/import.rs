@@ -4,12 +4,13 @@ use crate::elements::{checked, element_of};
 use bridge_core::{COPY_ALIGNMENT, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Order, Result};
 use ort::AsPointer;
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
+use ort::session::SharedSessionInner;
 use ort::sys::{OrtAllocator, OrtMemoryInfo, OrtValue};
 use ort::value::DynTensor;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The version of the C API that has added the last field of `ort`'s `OrtAllocator`. ONNX Runtime reads no further.
 const ALLOCATOR_VERSION: u32 = 18;
@@ -139,5 +140,47 @@ pub(crate) fn empty(device: Device, dtype: DType, shape: &[i64], order: Order) -
 fn adopt(value: *mut OrtValue) -> Result<Arc<DynTensor>> {
     let value = NonNull::new(value).ok_or_else(|| Error::new(ErrorKind::Framework, "ONNX Runtime made no tensor"))?;
     // SAFETY: the C API has returned a new value, a tensor, which belongs to no session.
-    Ok(Arc::new(unsafe { DynTensor::from_ptr(value, None) }))
+    Ok(Arc::new(unsafe { with_owner(DynTensor::from_ptr, value) }))
+}
+
+/// What `ort` keeps as long as a tensor.
+trait Owns: Sized {
+    /// Returns that of a tensor which belongs to no session.
+    fn own() -> Option<Self>;
+}
+
+/// From rc.14 on: an allocator. The default one lives as long as the process, and a lease keeps its own memory.
+impl Owns for &Allocator {
+    fn own() -> Option<Self> {
+        static DEFAULT: OnceLock<Usual> = OnceLock::new();
+        Some(&DEFAULT.get_or_init(|| Usual(Allocator::default())).0)
+    }
+}
+
+/// The default allocator.
+struct Usual(Allocator);
+
+// SAFETY: ONNX Runtime returns one object to all threads, and never releases it. Nothing is allocated through this.
+unsafe impl Send for Usual {}
+// SAFETY: as above.
+unsafe impl Sync for Usual {}
+
+/// Up to rc.13: a session.
+impl Owns for Arc<SharedSessionInner> {
+    fn own() -> Option<Self> {
+        None
+    }
+}
+
+/// Calls `from_ptr` of any version of `ort`.
+///
+/// # Safety
+///
+/// As for that function.
+unsafe fn with_owner<O: Owns, T>(
+    from_ptr: unsafe fn(NonNull<OrtValue>, Option<O>) -> T,
+    value: NonNull<OrtValue>,
+) -> T {
+    // SAFETY: the caller's obligation.
+    unsafe { from_ptr(value, O::own()) }
 }
