@@ -37,10 +37,10 @@ pub struct COpened {
 }
 
 /// Shares tensors with other processes of this user, for a ticket that can be opened for this many seconds. Those on
-/// the host are copied once. What was opened as TB_WRITING_NEVER is passed on in place, unless all may write then, and
-/// what was opened as TB_WRITING_SHARED if all may write again. Those on a CUDA device are shared in place, where their
-/// allocator allows that. tree is text for the process that opens the ticket, or NULL. writing is one of tb_writing.
-/// ticket has room for TB_TICKET_BYTES.
+/// the host are copied once. A tensor that was opened is passed on in place if it was shared with TB_WRITING_SHARED and
+/// writing is that too, or if it was shared with TB_WRITING_NEVER and writing is not TB_WRITING_SHARED. Those on a CUDA
+/// device are shared in place, where their allocator allows that. tree is text for the process that opens the ticket, or
+/// NULL. writing is one of tb_writing. ticket has room for TB_TICKET_BYTES.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_share(
     tensors: *const *const CTensor,

@@ -114,7 +114,7 @@ const REASONS: &[(Reason, &CStr)] = &[
     (Reason::Moved, c"another device"),
 ];
 
-/// The memory that is copied here, where there is a driver for it.
+/// The memory that is copied where the kernels copy nothing.
 const COPIED: [DeviceKind; 2] = [DeviceKind::CPU, DeviceKind::CUDA_HOST];
 
 /// Who copies, as text for C.

@@ -112,7 +112,7 @@ pub fn is_out_of_memory(py: Python<'_>, error: &PyErr) -> bool {
                 named(kind.clone(), "__name__", name) && named(kind.clone(), "__module__", module)
             })
         })
-        || error.is_instance_of::<PyRuntimeError>(py)
+        || error.value(py).is_exact_instance_of::<PyRuntimeError>()
             && error.value(py).str().is_ok_and(|text| {
                 let text = text.to_string_lossy();
                 NO_MEMORY.iter().any(|sign| text.contains(sign))

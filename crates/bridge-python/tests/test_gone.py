@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
+from raising import kind_of
 from truebridge import publications
 from truebridge_conformance.others import Other, wait_until
 
@@ -20,11 +21,7 @@ pytestmark = pytest.mark.usefixtures("ipc_folder")
 
 
 def is_gone(call: Any) -> bool:
-    try:
-        call()
-    except tb.BridgeError as error:
-        return error.kind == "gone"
-    return False
+    return kind_of(call) == "gone"
 
 
 def opened(writing: Any = "shared", target: Any = "numpy") -> tuple[Any, Any]:

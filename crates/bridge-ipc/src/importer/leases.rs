@@ -6,7 +6,7 @@ use bridge_core::{Lent, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The leases that the tensors of a call lie in. Each is looked at once: that makes system calls.
+/// The leases that the tensors of a call lie in. Each is looked at once, because a look makes system calls.
 #[derive(Default)]
 pub struct Leases(Vec<Arc<Import>>);
 

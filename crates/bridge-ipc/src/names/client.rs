@@ -441,7 +441,7 @@ impl Watch {
     ///
     /// Those of the connection.
     pub fn wait(&self, time: Duration) -> Result<Option<(u64, Ticket)>> {
-        // A time that no clock reaches is one that does not end.
+        // The sum with a longer time may be more than the clock can count.
         let until = now() + time.min(LONGEST);
         let mut line = locked(&self.line);
         loop {

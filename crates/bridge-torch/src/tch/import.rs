@@ -3,7 +3,7 @@
 use super::libtorch::{Deleter, adopt, failed};
 use super::runtime::Runtime;
 use ::tch::Tensor;
-use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Order, Result};
+use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Order, Result};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
@@ -118,11 +118,14 @@ pub(crate) fn empty(runtime: &Runtime, device: Device, dtype: DType, shape: &[i6
         (runtime.libtorch.empty_strided)(ndim, shape.as_ptr(), strides.as_ptr(), number, kind, index, &mut tensor)
     };
     let tensor = NonNull::new(tensor).filter(|_| code == 0).ok_or_else(|| match device.kind {
-        // Nothing else is wrong with memory of the host.
-        DeviceKind::CPU => {
-            let text = format!("libtorch has no memory for {dtype} {shape:?}: free some first");
-            Error::new(ErrorKind::OutOfMemory, text)
-        }
+        DeviceKind::CPU => match Layout::new(dtype, shape, None, 0) {
+            // Of a tensor that there can be, only the memory is missing.
+            Ok(layout) => {
+                let text = format!("libtorch has no memory for {} bytes: free some first", layout.nbytes());
+                Error::new(ErrorKind::OutOfMemory, text)
+            }
+            Err(error) => error,
+        },
         _ => failed("allocates no such tensor"),
     })?;
     // SAFETY: the function has returned a new tensor.
