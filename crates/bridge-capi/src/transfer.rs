@@ -297,6 +297,9 @@ fn planned(
         by => by,
     });
     if copied_by == Some(CopiedBy::Producer) && !COPIED.contains(&lent.device().kind) {
+        // Without a driver that is what a transfer misses.
+        let of_cuda = ordering.copies().filter(|_| lent.device().kind == DeviceKind::CUDA);
+        of_cuda.map_or(Ok(()), |copies| copies.reaches(lent.device()))?;
         return Err(uncopied(lent.device()));
     }
     let bytes_copied = if copies { lent.layout().nbytes() } else { 0 };

@@ -41,6 +41,11 @@ fn tensors_without_a_framework() {
     assert_eq!(runs(&mut Command::new(c("verbs.c", "verbs"))), "");
 }
 
+#[test]
+fn a_plan_has_the_error_of_its_transfer() {
+    assert_eq!(runs(&mut Command::new(c("plans.c", "plans"))), "");
+}
+
 /// The words of a text that begin as the names of the interface do, and that a parenthesis follows.
 fn declared(header: &str) -> BTreeSet<&str> {
     let names = header.match_indices(" tb_").chain(header.match_indices("*tb_")).map(|(at, _)| &header[at + 1..]);
