@@ -12,6 +12,22 @@ CPU, CUDA = 1, 2
 FLOAT, UINT = 2, 1
 
 
+class Wrapper:
+    """An object of no framework that passes the calls of the protocol on to a tensor, and counts the exports."""
+
+    asked = 0
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        self.asked += 1
+        return self.tensor.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+
 class DLTensor(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
+from capsules import Wrapper
 
 torch: Any = pytest.importorskip("torch")
 
@@ -207,23 +208,13 @@ def test_a_copier_writes_no_more_than_copy_does() -> None:
     """An object that is known by a protocol alone does not say that it may be written to: it may be one of JAX."""
     jnp = pytest.importorskip("jax.numpy")
 
-    class Wrapped:
-        def __init__(self, tensor: Any) -> None:
-            self.tensor = tensor
-
-        def __dlpack__(self, **keywords: Any) -> Any:
-            return self.tensor.__dlpack__(**keywords)
-
-        def __dlpack_device__(self) -> Any:
-            return self.tensor.__dlpack_device__()
-
     array = jnp.ones(3)
     source = np.full(3, 7, np.float32)
     for call in (tb.copy, tb.copier):
         with pytest.raises(tb.BridgeBufferError, match="written to by its owner only"):
-            call(source, out=Wrapped(array))
+            call(source, out=Wrapper(array))
         with pytest.raises(tb.BridgeBufferError, match=r"^tree\[1\]: .*written to by its owner only"):
-            call([source, source], out=[torch.zeros(3), Wrapped(array)])
+            call([source, source], out=[torch.zeros(3), Wrapper(array)])
     assert array.tolist() == [1, 1, 1]
     assert tb.copy(np.float64(3), out=np.zeros(2)).tolist() == [3, 3]
     with pytest.raises(tb.BridgeValueError, match=r"asarray\(\)"):

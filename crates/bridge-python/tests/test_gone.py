@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
+from capsules import Wrapper
 from raising import kind_of
 from truebridge import publications
 from truebridge_conformance.others import Other, wait_until
@@ -42,27 +43,10 @@ def test_other_tensors_cross_as_ever_while_a_ticket_is_open() -> None:
         tb.copy(np.ones(3, np.float32), out=parameter)
 
 
-class Producer:
-    """An object that counts how often it is exported."""
-
-    def __init__(self, tensor: Any) -> None:
-        """Pass the calls on to a tensor."""
-        self.tensor, self.asked = tensor, 0
-
-    def __dlpack__(self, **keywords: Any) -> Any:
-        """Count."""
-        self.asked += 1
-        return self.tensor.__dlpack__(**keywords)
-
-    def __dlpack_device__(self) -> Any:
-        """Ask the tensor."""
-        return self.tensor.__dlpack_device__()
-
-
 @pytest.mark.parametrize("is_leasing", [False, True])
 def test_a_producer_is_asked_once(is_leasing: bool) -> None:
     _view = opened() if is_leasing else None
-    producer = Producer(np.arange(3.0))
+    producer = Wrapper(np.arange(3.0))
     for call in (lambda: tb.to_torch(producer), lambda: tb.copy(producer, out=np.zeros(3)), lambda: tb.lend(producer)):
         producer.asked = 0
         call()

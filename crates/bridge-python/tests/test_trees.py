@@ -13,6 +13,7 @@ import pytest
 
 import memory
 import truebridge as tb
+from capsules import Wrapper
 
 torch: Any = pytest.importorskip("torch")
 
@@ -41,19 +42,6 @@ class Frozen:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slotted:
     weight: Any
-
-
-class Producer:
-    """An object of no framework."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self.array.__dlpack__(**kwargs)
-
-    def __dlpack_device__(self) -> Any:
-        return self.array.__dlpack_device__()
 
 
 class Registry(dict):  # type: ignore[type-arg]
@@ -125,7 +113,7 @@ def test_results_of_torch_are_trees() -> None:
 def test_leaves_of_several_frameworks() -> None:
     tensorflow = pytest.importorskip("tensorflow")
     array = np.arange(3.0)
-    tree = [torch.ones(2), array, tensorflow.constant([1.0, 2.0]), Producer(np.ones(4))]
+    tree = [torch.ones(2), array, tensorflow.constant([1.0, 2.0]), Wrapper(np.ones(4))]
     out = tb.to_torch(tree)
     assert [type(leaf) for leaf in out] == [torch.Tensor] * 4
     assert out[0].data_ptr() == tree[0].data_ptr() and out[1].data_ptr() == array.ctypes.data
@@ -301,12 +289,12 @@ def test_a_capsule_in_a_tree_is_consumed() -> None:
 
 def test_a_dataclass_that_is_a_tensor_is_one() -> None:
     @dataclasses.dataclass
-    class Wrapped(Producer):
-        array: Any
+    class Wrapped(Wrapper):
+        tensor: Any
 
     wrapped = Wrapped(ones())
-    assert shares(tb.to_numpy(wrapped), wrapped.array)
-    assert shares(tb.to_numpy([wrapped])[0], wrapped.array)
+    assert shares(tb.to_numpy(wrapped), wrapped.tensor)
+    assert shares(tb.to_numpy([wrapped])[0], wrapped.tensor)
 
 
 def test_the_views_of_a_tree_live_apart() -> None:
