@@ -34,8 +34,8 @@ use turn::{Taken, Turn};
 /// Time for an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a thread polls for an answer before it sleeps: less time than waking it takes.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a thread polls for an answer before it sleeps: about the time that it takes to wake the thread that answers.
+const SPIN: Duration = Duration::from_micros(200);
 
 /// Bytes of one read.
 const CHUNK: usize = 16 << 10;

@@ -1,12 +1,16 @@
 //! The thread of a socket: connections, and the answers to their questions.
 
+mod bell;
 mod served;
 
+pub(crate) use bell::Bell;
+
 use crate::socket::{self, OtherEnd};
-use crate::sync::{self, now, poll, thread};
+use crate::sync::{self, now, thread};
 use crate::wire::{UNASKED, Why, frame};
+use bell::Attention;
 use bridge_core::{Error, ErrorKind, Result};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use rustix::process::geteuid;
 use serde::Serialize;
@@ -16,7 +20,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind as Io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// The most bytes that are read from one connection before the others have their turn.
@@ -91,26 +95,6 @@ impl Letter {
     }
 }
 
-/// Wakes and stops the thread of a socket.
-pub(crate) struct Bell {
-    event: OwnedFd,
-    stopped: AtomicBool,
-}
-
-impl Bell {
-    pub(crate) fn new() -> Result<Arc<Self>> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let event = event.map_err(crate::memory::failed("no eventfd"))?;
-        Ok(Arc::new(Self { event, stopped: AtomicBool::new(false) }))
-    }
-
-    /// Makes the thread look at what has changed.
-    pub(crate) fn ring(&self) {
-        // The counter of an eventfd overflows after 2^64 calls that are not read.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-    }
-}
-
 /// A thread that answers at a socket. The drop ends it.
 pub(crate) struct Serving {
     bell: Arc<Bell>,
@@ -160,6 +144,7 @@ struct Server<S: Service> {
     /// The most connections.
     connections: usize,
     bell: Arc<Bell>,
+    attention: Attention,
     served: BTreeMap<Peer, Served<S::Request>>,
     /// Connections that were closed before their processes ended: work of these may still use what they hold.
     ending: BTreeMap<Peer, Arc<OwnedFd>>,
@@ -169,8 +154,8 @@ struct Server<S: Service> {
 
 impl<S: Service> Server<S> {
     fn new(listener: UnixListener, service: S, users: Vec<u32>, connections: usize, bell: Arc<Bell>) -> Self {
-        let (served, ending) = (BTreeMap::new(), BTreeMap::new());
-        Self { listener, service, users, connections, bell, served, ending, paused: None }
+        let (served, ending, attention) = (BTreeMap::new(), BTreeMap::new(), Attention::new(Arc::clone(&bell)));
+        Self { listener, service, users, connections, bell, attention, served, ending, paused: None }
     }
 
     fn run(mut self) {
@@ -258,7 +243,7 @@ impl<S: Service> Server<S> {
             asked.push(PollFd::new(process, PollFlags::IN));
             peers.push((*peer, true));
         }
-        if poll(&mut asked, timeout).is_err() {
+        if self.attention.wait(&mut asked, timeout).is_err() {
             return (true, false, Vec::new());
         }
         let mut raised = asked.iter().map(|fd| !fd.revents().is_empty());
@@ -344,6 +329,9 @@ impl<S: Service> Server<S> {
                 }
                 Ok(Some((number, request))) => {
                     served.heard = now();
+                    if number != UNASKED {
+                        self.attention.asked();
+                    }
                     self.service.answer(peer, number, request, letters)
                 }
                 Err(why) => Err(why),

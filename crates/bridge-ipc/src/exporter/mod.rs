@@ -150,6 +150,7 @@ impl Exporter {
         if !awaited {
             self.desk.bell.ring();
         }
+        self.desk.bell.expect();
         // A part of a second counts as a whole one: the ticket must not expire before the share does.
         let expires = now().saturating_add(time.as_secs() + u64::from(time.subsec_nanos() > 0));
         Ticket::new(&self.desk.socket, share, token, expires, about)

@@ -1,0 +1,244 @@
+//! Wakes the thread of a socket, and keeps it awake where a question is expected.
+//!
+//! A process that opens a ticket waits for the answer of this thread. To wake the thread takes the system longer than the
+//! answer takes the thread: 100 µs and more on hosts whose processors sleep. So a share wakes it, while the ticket is on
+//! its way to the other process, and it polls for a moment. Where no process opens that soon, ever fewer shares do so.
+
+use crate::sync::{now, poll, thread};
+use bridge_core::Result;
+use rustix::event::{EventfdFlags, PollFd, eventfd};
+use rustix::fd::OwnedFd;
+use std::mem::take;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// How long the thread polls for a question that is expected.
+const EXPECTED: Duration = Duration::from_millis(1);
+
+/// How long it polls for the next question after one that it has answered.
+const NEXT: Duration = Duration::from_micros(50);
+
+/// The longest time in which shares do not wake it, because no question followed earlier ones.
+const MOST_QUIET: Duration = Duration::from_millis(256);
+
+/// Wakes and stops the thread of a socket.
+pub(crate) struct Bell {
+    pub(super) event: OwnedFd,
+    pub(super) stopped: AtomicBool,
+    /// Whether a share waits for the thread to notice it.
+    is_expecting: AtomicBool,
+    is_asleep: AtomicBool,
+    /// The zero of the times below, which are in microseconds.
+    start: Instant,
+    /// When the last share was made.
+    shared: AtomicU64,
+    /// Until when shares let the thread sleep.
+    quiet: AtomicU64,
+}
+
+impl Bell {
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(Arc::new(Self {
+            event: event.map_err(crate::memory::failed("no eventfd"))?,
+            stopped: AtomicBool::new(false),
+            is_expecting: AtomicBool::new(false),
+            is_asleep: AtomicBool::new(false),
+            start: now(),
+            shared: AtomicU64::new(0),
+            quiet: AtomicU64::new(0),
+        }))
+    }
+
+    /// Makes the thread look at what has changed.
+    pub(crate) fn ring(&self) {
+        // The counter of an eventfd overflows after 2^64 calls that are not read.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    /// Keeps the thread awake for a moment: something was shared, and a process may open it now.
+    pub(crate) fn expect(&self) {
+        let now = self.time();
+        self.shared.store(now, Relaxed);
+        if now < self.quiet.load(Relaxed) || self.is_expecting.swap(true, SeqCst) {
+            return;
+        }
+        if self.is_asleep.load(SeqCst) {
+            self.ring();
+        }
+    }
+
+    fn time(&self) -> u64 {
+        micros(now().saturating_duration_since(self.start))
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    time.as_micros().try_into().unwrap_or(u64::MAX)
+}
+
+/// Whether the thread polls or sleeps.
+pub(super) struct Attention {
+    bell: Arc<Bell>,
+    /// Until when it polls.
+    until: Option<Instant>,
+    /// Whether it has polled since a share, and no question has come.
+    is_waiting: bool,
+    /// The time of quiet after the next share without a question.
+    quiet: Duration,
+}
+
+impl Attention {
+    pub(super) fn new(bell: Arc<Bell>) -> Self {
+        Self { bell, until: None, is_waiting: false, quiet: EXPECTED }
+    }
+
+    /// Waits until one of these descriptors is ready, or for this time; without a time, for ever. Returns how many are
+    /// ready.
+    pub(super) fn wait(&mut self, asked: &mut [PollFd<'_>], time: Option<Duration>) -> rustix::io::Result<usize> {
+        while self.is_awake() {
+            match poll(asked, Some(Duration::ZERO)) {
+                Ok(0) => thread::yield_now(),
+                ready => return ready,
+            }
+        }
+        let ready = poll(asked, time);
+        self.bell.is_asleep.store(false, SeqCst);
+        ready
+    }
+
+    /// Takes note of a question that is answered.
+    pub(super) fn asked(&mut self) {
+        if self.bell.time().saturating_sub(self.bell.shared.load(Relaxed)) < micros(EXPECTED) {
+            self.bell.quiet.store(0, Relaxed);
+            self.quiet = EXPECTED;
+        }
+        self.is_waiting = false;
+        self.until = self.until.max(Some(now() + NEXT));
+    }
+
+    /// Returns whether a question is expected now. If not, what is expected from now on wakes the thread.
+    fn is_awake(&mut self) -> bool {
+        if self.notices() || self.until.is_some_and(|until| now() < until) {
+            return true;
+        }
+        self.until = None;
+        if take(&mut self.is_waiting) {
+            self.bell.quiet.store(self.bell.time() + micros(self.quiet), Relaxed);
+            self.bell.is_expecting.store(false, SeqCst);
+            self.quiet = MOST_QUIET.min(2 * self.quiet);
+        }
+        self.bell.is_asleep.store(true, SeqCst);
+        let is_awake = self.notices();
+        self.bell.is_asleep.store(!is_awake, SeqCst);
+        is_awake
+    }
+
+    /// Notices a share. Returns whether there was one.
+    fn notices(&mut self) -> bool {
+        if self.is_waiting || !self.bell.is_expecting.swap(false, SeqCst) {
+            return false;
+        }
+        self.is_waiting = true;
+        self.until = Some(now() + EXPECTED);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::PollFlags;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread::{sleep, spawn};
+
+    fn attention() -> (Arc<Bell>, Attention) {
+        let bell = Bell::new().unwrap();
+        (Arc::clone(&bell), Attention::new(bell))
+    }
+
+    /// Lets time pass. Returns whether the thread sleeps then.
+    fn falls_asleep(attention: &mut Attention) -> bool {
+        sleep(2 * EXPECTED);
+        !attention.is_awake()
+    }
+
+    /// Returns whether the thread is woken.
+    fn is_rung(bell: &Bell) -> bool {
+        rustix::io::read(&bell.event, &mut [0; 8]).is_ok()
+    }
+
+    #[test]
+    fn a_share_wakes_a_thread_that_sleeps() {
+        let (bell, mut attention) = attention();
+        bell.expect();
+        assert!(!is_rung(&bell), "it does not sleep yet");
+        assert!(attention.is_awake() && falls_asleep(&mut attention));
+        bell.quiet.store(0, Relaxed);
+        bell.expect();
+        bell.expect();
+        assert!(is_rung(&bell) && attention.is_awake());
+    }
+
+    #[test]
+    fn shares_that_no_process_opens_soon_let_it_sleep_ever_longer() {
+        let (bell, mut attention) = attention();
+        for quiet in (0..20).map(|power| MOST_QUIET.min(EXPECTED * (1 << power))) {
+            assert_eq!(attention.quiet, quiet);
+            let time = bell.time();
+            bell.quiet.store(0, Relaxed);
+            bell.expect();
+            assert!(attention.is_awake());
+            // Others that come meanwhile do not keep it awake.
+            bell.expect();
+            assert!(falls_asleep(&mut attention));
+            assert!(bell.quiet.load(Relaxed) >= time + micros(quiet));
+        }
+        while is_rung(&bell) {}
+        bell.quiet.store(u64::MAX, Relaxed);
+        bell.expect();
+        assert!(!is_rung(&bell) && !attention.is_awake());
+    }
+
+    #[test]
+    fn a_question_soon_after_a_share_ends_the_quiet() {
+        for (shared, ends) in [(u64::MAX, true), (0, false)] {
+            let (bell, mut attention) = attention();
+            sleep(2 * EXPECTED);
+            attention.quiet = MOST_QUIET;
+            bell.quiet.store(u64::MAX, Relaxed);
+            bell.shared.store(shared, Relaxed);
+            attention.asked();
+            assert_eq!((bell.quiet.load(Relaxed) == 0, attention.quiet == EXPECTED), (ends, ends));
+        }
+    }
+
+    #[test]
+    fn the_thread_notices_every_share() {
+        const SHARES: usize = 10_000;
+        let ((bell, mut attention), noticed) = (attention(), Arc::new(AtomicUsize::new(0)));
+        let (rings, count) = (Arc::clone(&bell), Arc::clone(&noticed));
+        let thread = spawn(move || {
+            while count.load(SeqCst) < SHARES {
+                if !attention.is_awake() {
+                    let woken = poll(&mut [PollFd::new(&rings.event, PollFlags::IN)], Some(Duration::from_secs(60)));
+                    assert_eq!(woken, Ok(1), "a share did not wake it");
+                    attention.bell.is_asleep.store(false, SeqCst);
+                    is_rung(&rings);
+                }
+                if take(&mut attention.is_waiting) {
+                    attention.until = None;
+                    count.fetch_add(1, SeqCst);
+                }
+            }
+        });
+        for share in 1..=SHARES {
+            bell.expect();
+            while noticed.load(SeqCst) < share && !thread.is_finished() {
+                std::thread::yield_now();
+            }
+        }
+        thread.join().unwrap();
+    }
+}
