@@ -2,6 +2,7 @@
 #include "cast.cuh"
 #include "flat.cuh"
 #include "pieces.cuh"
+#include "pixels.cuh"
 #include "shifted.cuh"
 #include "split.cuh"
 #include "tile.cuh"
@@ -10,11 +11,11 @@
     extern "C" __global__ void __launch_bounds__ bounds name(const __grid_constant__ Parameters p) { call(p); }
 #define KERNEL(name, Parameters, call) KERNEL_OF((THREADS), name, Parameters, call)
 
-KERNEL(flat1, Flat, flat<u8>)
-KERNEL(flat2, Flat, flat<u16>)
-KERNEL(flat4, Flat, flat<u32>)
-KERNEL(flat8, Flat, flat<u64>)
-KERNEL(flat16, Flat, flat<u128>)
+KERNEL(flat1, Flat, (flat<u8, 4, THREADS>))
+KERNEL(flat2, Flat, (flat<u16, 4, THREADS>))
+KERNEL(flat4, Flat, (flat<u32, 4, THREADS>))
+KERNEL(flat8, Flat, (flat<u64, 4, THREADS>))
+KERNEL_OF((128), flat16, Flat, (flat<u128, 2, 128>))
 KERNEL(gather1, Flat, (gather<u32, u8, 4>))
 KERNEL(gather2, Flat, (gather<u64, u16, 4>))
 KERNEL(gather4, Flat, (gather<u128, u32, 2>))
@@ -36,6 +37,8 @@ KERNEL(words1, Tile, (vectors<u32, 1, 128, 128, THREADS>))
 KERNEL(words2, Tile, (vectors<u32, 2, 128, 128, THREADS>))
 KERNEL_OF((THREADS, 4), shifted1, Tile, shifted<1>)
 KERNEL(shifted2, Tile, shifted<2>)
+KERNEL_OF((128), pixels1, Tile, (pixels<1, 128>))
+KERNEL_OF((128), pixels2, Tile, (pixels<2, 128>))
 KERNEL(vectors1, Tile, (vectors<u128, 1, 128, 128, THREADS>))
 KERNEL_OF((512), vectors1_wide, Tile, (vectors<u128, 1, 256, 256, 512>))
 KERNEL(vectors2, Tile, (vectors<u128, 2, 64, 64, THREADS>))

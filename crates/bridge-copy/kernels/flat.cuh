@@ -5,8 +5,7 @@
 
 // Units anywhere on both sides. `extra` is the bytes of a unit for a target without gaps, which takes half of the
 // arithmetic, and else 0.
-template <typename Unit> __device__ __forceinline__ void flat(const Flat &p) {
-    constexpr int EACH = 4;
+template <typename Unit, int EACH, int THREADS> __device__ __forceinline__ void flat(const Flat &p) {
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
     u32 rest[EACH];
     i64 from[EACH], to[EACH];

@@ -36,11 +36,17 @@ def test_other_tensors_cross_as_ever_while_a_ticket_is_open() -> None:
     parameter = torch.ones(3, requires_grad=True)
     assert tb.to_numpy(parameter, detach=True).tolist() == [1, 1, 1]
     assert tb.to_numpy([parameter, view], detach=True)[0].tolist() == [1, 1, 1]
+    with pytest.raises(tb.BridgeBufferError, match="^the target: .*detach"):
+        tb.copy(np.ones(3, np.float32), out=parameter)
+
+
+def test_gradients_cross_as_ever_while_a_ticket_is_open() -> None:
+    pytest.importorskip("tensorflow")
+    _, _view = opened()
+    parameter = torch.ones(3, requires_grad=True)
     doubled = tb.autograd.torch_function(lambda x: 2 * x)(parameter)
     doubled.sum().backward()
     assert parameter.grad.tolist() == [2, 2, 2]
-    with pytest.raises(tb.BridgeBufferError, match="^the target: .*detach"):
-        tb.copy(np.ones(3, np.float32), out=parameter)
 
 
 @pytest.mark.parametrize("is_leasing", [False, True])

@@ -182,20 +182,21 @@ impl Pass {
     /// The target in its own order.
     fn flat(mut self) -> Launch {
         let step = self.unit as i64;
+        let (flat, each) = FLATS[self.index()];
         if self.run > 1 {
             self.dims.insert(0, Step { length: self.run, from: step, to: step });
             self.run = 1;
         }
         let Some(fastest) = self.dims.first().copied() else {
             let one = [Step { length: 1, from: 0, to: 0 }];
-            return self.walked(FLATS[self.index()], 4, 0, &one);
+            return self.walked(flat, each, 0, &one);
         };
         // A sector of which one unit is used is read once for all places that the unit is repeated in.
         let repeats = self.dims.iter().position(|dim| dim.from == 0 && dim.length < LEAST_ACROSS);
         let is_alone = self.unit >= 4 && fastest.from.unsigned_abs() >= SECTOR && fastest.length >= LEAST_POINTS;
         if let Some(repeats) = repeats.filter(|_| is_alone && !self.is_cached()) {
             self.dims[..=repeats].rotate_right(1);
-            return self.walked(FLATS[self.index()], 4, 0, &self.dims);
+            return self.walked(flat, each, 0, &self.dims);
         }
         let (turned, per_vector) = (fastest.from == -step, VECTOR / self.unit);
         if let Some(turn) = TURNS.get(self.index())
@@ -223,7 +224,7 @@ impl Pass {
             return self.counted(*kernel, *each, units as i64, units.div_ceil(item / self.unit), &dims);
         }
         let extra = if ends.is_some() { step } else { 0 };
-        self.walked(FLATS[self.index()], 4, extra, &self.dims)
+        self.walked(flat, each, extra, &self.dims)
     }
 
     fn walked(&self, kernel: Kernel, each: u32, extra: i64, steps: &[Step]) -> Launch {
@@ -252,16 +253,20 @@ impl Pass {
             let repeats = |d: &usize| self.dims[*d].from == 0 && self.dims[*d].length >= LEAST_ACROSS;
             i = (0..self.dims.len()).find(repeats).unwrap_or(i);
         }
-        // Vectors lose little in rows of a few.
-        if (self.unit == VECTOR && self.dims[0].length < 16) || self.is_cached() {
+        // Vectors lose little in rows of a few, and where they are close to each other.
+        let few = self.dims[0].length < 16 || self.dims[0].from.unsigned_abs() <= 2 * SECTOR;
+        if (self.unit == VECTOR && few) || self.is_cached() {
             return None;
         }
         if i == 0 {
             return self.beyond_few();
         }
-        let few = self.dims[0].length;
-        let is_run = self.run == 1 && few <= LONGEST_RUN && self.dims[0].to == self.unit as i64;
-        self.join()
+        // A run of which each part is written by itself fills sectors badly where its units are small.
+        let (few, most) = (self.dims[0].length, if self.unit <= 2 { 2 } else { LONGEST_RUN });
+        let is_run = self.run == 1 && few <= most && self.dims[0].to == self.unit as i64;
+        // Large units are gathered faster, except from rows that run backwards.
+        let joins = self.unit < VECTOR / 2 || self.dims[0].from < 0;
+        (if joins { self.join() } else { None })
             .or_else(|| self.split(1))
             .or_else(|| if is_run { self.split(few) } else { None })
             .or_else(|| if self.is_near() { None } else { self.forwards(1).tiles(i) })
@@ -357,7 +362,9 @@ fn moved(beyond: usize, by: i64) -> usize {
 }
 
 // By the binary logarithm of the unit.
-const FLATS: [Kernel; 5] = [Kernel::Flat1, Kernel::Flat2, Kernel::Flat4, Kernel::Flat8, Kernel::Flat16];
+/// With the units of a thread.
+const FLATS: [(Kernel, u32); 5] =
+    [(Kernel::Flat1, 4), (Kernel::Flat2, 4), (Kernel::Flat4, 4), (Kernel::Flat8, 4), (Kernel::Flat16, 2)];
 /// With the bytes of an item, and the items of a thread.
 const GATHERS: [(Kernel, usize, u32); 4] =
     [(Kernel::Gather1, 4, 4), (Kernel::Gather2, 8, 4), (Kernel::Gather4, 16, 2), (Kernel::Gather8, 16, 2)];

@@ -26,7 +26,7 @@ kernels! {
     Flat2 c"flat2" 256 0;
     Flat4 c"flat4" 256 0;
     Flat8 c"flat8" 256 0;
-    Flat16 c"flat16" 256 0;
+    Flat16 c"flat16" 128 0;
     Gather1 c"gather1" 256 0;
     Gather2 c"gather2" 256 0;
     Gather4 c"gather4" 256 0;
@@ -48,6 +48,8 @@ kernels! {
     Words2 c"words2" 256 33280;
     Shifted1 c"shifted1" 256 0;
     Shifted2 c"shifted2" 256 0;
+    Pixels1 c"pixels1" 128 0;
+    Pixels2 c"pixels2" 128 0;
     Vectors1 c"vectors1" 256 16384;
     Vectors1Wide c"vectors1_wide" 512 65536;
     Vectors2 c"vectors2" 256 8192;

@@ -120,6 +120,27 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// Rows with any gaps on both sides, at any address, forwards and backwards.
+    #[test]
+    fn pixels_are_transposed(
+        (rows, columns, pixel) in (30i64..140, 30i64..140, 2i64..8),
+        (from_gap, to_gap) in (0i64..9, 0i64..9),
+        (is_wide, is_backwards) in (any::<bool>(), any::<bool>()),
+        beyond in (0usize..16, 0usize..16),
+    ) {
+        let (dtype, pixel, size) = if is_wide { (DType::FLOAT16, pixel.min(3), 2) } else { (DType::UINT8, pixel, 1) };
+        let row = if is_backwards { -1 } else { 1 } * (columns * pixel + from_gap);
+        let from = layout(dtype, &[columns, rows, pixel], Some(&[pixel, row, 1]));
+        let to = layout(dtype, &[columns, rows, pixel], Some(&[rows * pixel + to_gap, pixel, 1]));
+        let kernels = check(&from, &to, (beyond.0 / size * size, beyond.1 / size * size))?;
+        let is_odd = (pixel * size as i64) % 4 != 0 && pixel > 2;
+        prop_assert!(!is_odd || [[Kernel::Pixels1], [Kernel::Pixels2]].iter().any(|known| kernels == known), "{kernels:?}");
+    }
+}
+
 /// The kernels of one copy of a permuted, compact tensor.
 fn chosen(dtype: DType, shape: &[i64], permutation: &[usize]) -> Vec<Kernel> {
     let compact = layout(dtype, shape, None);
@@ -144,10 +165,14 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
         // One tile more than the length alone takes: the last word of a row may begin in it.
         (DType::FLOAT16, &[7812, 33], &[1, 0], Shifted2),
         (DType::COMPLEX128, &[64, 40], &[1, 0], Tile16),
+        // An image of three channels, transposed; pixels of six bytes.
+        (DType::UINT8, &[100, 83, 3], &[1, 0, 2], Pixels1),
+        (DType::FLOAT16, &[2, 41, 67, 3], &[0, 2, 1, 3], Pixels2),
         (DType::UINT8, &[2, 1024, 3], &[0, 2, 1], Split1),
         (DType::FLOAT32, &[2, 3, 1024], &[0, 2, 1], Join4),
         (DType::FLOAT16, &[2, 8, 4, 64], &[0, 2, 1, 3], Flat16),
-        (DType::FLOAT32, &[16, 8, 3], &[1, 0, 2], Tile4),
+        (DType::FLOAT32, &[40, 12, 3], &[1, 0, 2], Tile4),
+        (DType::FLOAT32, &[16, 12, 3], &[1, 0, 2], Gather4),
         (DType::FLOAT32, &[8, 8, 8, 4, 4], &[4, 3, 2, 1, 0], Vectors4),
     ] {
         assert_eq!(chosen(dtype, shape, permutation), [kernel], "{dtype} {shape:?} {permutation:?}");

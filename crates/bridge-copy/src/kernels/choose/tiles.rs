@@ -8,6 +8,13 @@ use smallvec::SmallVec;
 /// Tiles of small units are at least one part in so many full.
 const FULL: usize = 8;
 
+/// Large units and runs are read from the cache where their neighbours follow after at most so many places.
+const LONGEST_CACHED: usize = 16;
+
+/// The most bytes of a pixel, and the least bytes across a tile of pixels.
+const LONGEST_PIXEL: usize = 7;
+const LEAST_OF_PIXELS: usize = 48;
+
 /// The least bytes across a tile of `shifted`, and the most: of the source's rows without a word for the neighbours, and
 /// of the target's with a part before the tile.
 const SHIFTED_LEAST: usize = 62;
@@ -22,6 +29,7 @@ const SHIFTED_ROW: usize = 128;
 // By the binary logarithm of the unit.
 const TILES: [Kernel; 5] = [Kernel::Tile1, Kernel::Tile2, Kernel::Tile4, Kernel::Tile8, Kernel::Tile16];
 const SIDES: [usize; 5] = [128, 64, 64, 64, 32];
+const PIXELS: [Kernel; 2] = [Kernel::Pixels1, Kernel::Pixels2];
 const SHIFTED: [Kernel; 2] = [Kernel::Shifted1, Kernel::Shifted2];
 
 /// A kernel for sides in whole vectors.
@@ -54,8 +62,14 @@ impl Pass {
     pub(super) fn tiles(&self, i: usize) -> Option<Launch> {
         let index = self.index();
         let side = SIDES[index];
+        if let Some(launch) = self.pixels(i) {
+            return Some(launch);
+        }
         // Runs fill a tile worse, the longer they are.
         if self.run > LONGEST_RUN {
+            return None;
+        }
+        if (self.unit == VECTOR / 2 || self.run > 1) && self.until(i) <= LONGEST_CACHED {
             return None;
         }
         let across = side / self.run;
@@ -128,6 +142,32 @@ impl Pass {
             .or_else(|| self.shifted(i))
             .or_else(|| whole.map(in_words))
             .or_else(|| Some(self.tiled(TILES[index], &group_i, &group_o, (across, across), 0)))
+    }
+
+    /// Returns after how many places of the target a neighbour along dimension `i` follows.
+    fn until(&self, i: usize) -> usize {
+        self.dims[..i].iter().map(|dim| dim.length).product()
+    }
+
+    /// Tiles of short runs of small units that are adjacent on both sides.
+    fn pixels(&self, i: usize) -> Option<Launch> {
+        let kernel = *PIXELS.get(self.index())?;
+        let nbytes = self.run * self.unit;
+        let (along_i, along_o) = (self.dims[i], self.dims[0]);
+        let adjacent = self.apart == 1 && (along_i.from, along_o.to) == (nbytes as i64, nbytes as i64);
+        let even = |length: usize| length.div_ceil(length.div_ceil(SHIFTED_I / nbytes));
+        if self.run == 1 || nbytes > LONGEST_PIXEL || !adjacent {
+            return None;
+        }
+        let spans = (even(along_i.length), even(along_o.length));
+        if spans.0.min(spans.1) * nbytes < LEAST_OF_PIXELS || self.until(i) <= LONGEST_CACHED {
+            return None;
+        }
+        let mut launch = self.tiled(kernel, &[i], &[0], spans, 0);
+        if let Parameters::Tile(tile) = &mut launch.parameters {
+            tile.pitches = Dim::new(self.run as u32, 0, 0);
+        }
+        Some(launch)
     }
 
     /// Tiles of small adjacent units at any address.
