@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
 
 
 def timed(call: Callable[[], Any], repeats: int, rounds: int = 5) -> float:
-    """Return seconds of a call on the device alone, the median of the rounds: work before it lets the host run ahead."""
+    """Return seconds of a call on the device alone, the median of rounds: work before it lets the host run ahead."""
     import torch
 
     call()
