@@ -45,7 +45,7 @@ struct Flat {
 // For kernels that change the order. Group `i` starts with the dimension that is fastest in the source, group `o` with
 // the one that is fastest in the target. A block takes `span_i` by `span_o` of them, at one index of the other
 // dimensions; `run` units are adjacent in the target. The next block is the next one along `o`, or with `along_i` along
-// `i`. split.cuh, tile.cuh and shifted.cuh say what `pitch`, `extent`, `channels` and `pitches` are.
+// `i`. split.cuh, tile.cuh, shifted.cuh and pixels.cuh say what `pitch`, `extent`, `channels` and `pitches` are.
 struct Tile {
     Sides sides;
     u32 run, pitch, extent, span_i, span_o, ndim, along_i, channels;

@@ -4,7 +4,7 @@
 
 // Pixels are adjacent in the source along group `i` and in the target along group `o`, of one dimension each. A block
 // takes at most 31 words of pixels along either group. Rows of the source are shifted so that the tile begins at a word,
-// and a thread puts the units of one word of the target together.
+// and a thread puts the units of one word of the target together. `pitches` divides by `run`.
 template <int SIZE, int THREADS> __device__ __forceinline__ void pixels(const Tile &p) {
     typedef typename Bytes<SIZE>::Unit Unit;
     constexpr u32 WARPS = THREADS / 32, PASSES = 4, PER = 4 / SIZE, ROWS = 124 / (2 * SIZE), PITCH = 33;

@@ -329,7 +329,7 @@ impl<R: Reply + Send + 'static> Line<R> {
         until: Instant,
         see: &mut dyn FnMut(R),
     ) -> Result<Option<(R, Vec<OwnedFd>)>> {
-        let asleep = now() + SPIN;
+        let asleep = until.min(now() + SPIN);
         loop {
             let sent = self.flush(&mut locked(&self.unsent));
             // The refusal of a connection can be read even though nothing can be sent.

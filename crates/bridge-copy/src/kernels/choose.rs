@@ -264,7 +264,7 @@ impl Pass {
         // A run of which each part is written by itself fills sectors badly where its units are small.
         let (few, most) = (self.dims[0].length, if self.unit <= 2 { 2 } else { LONGEST_RUN });
         let is_run = self.run == 1 && few <= most && self.dims[0].to == self.unit as i64;
-        // Large units are gathered faster, except from rows that run backwards.
+        // Large units are faster gathered or in tiles, unless their channels are in reverse order.
         let joins = self.unit < VECTOR / 2 || self.dims[0].from < 0;
         (if joins { self.join() } else { None })
             .or_else(|| self.split(1))

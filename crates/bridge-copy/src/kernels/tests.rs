@@ -22,8 +22,18 @@ fn sizes(kernel: Kernel) -> (usize, usize) {
 
 /// Checks that the launches, made on a device on the host, copy each byte to its place and write no others.
 fn check(from: &Layout, to: &Layout, beyond: (usize, usize)) -> Result<Vec<Kernel>, TestCaseError> {
+    check_flipped(from, to, beyond, 0)
+}
+
+/// The same with these bits flipped in each element.
+fn check_flipped(
+    from: &Layout,
+    to: &Layout,
+    beyond: (usize, usize),
+    flips: u128,
+) -> Result<Vec<Kernel>, TestCaseError> {
     let launches =
-        Walk::new(from, to).map(|walk| choose(walk, beyond, 0).expect("nothing to flip")).unwrap_or_default();
+        Walk::new(from, to).map(|walk| choose(walk, beyond, flips).expect("aligned elements")).unwrap_or_default();
     let mut host = OnHost::default();
     let mut side = |layout: &Layout, beyond: usize, byte: fn(u64) -> u8| {
         let (below, above) = layout.reach();
@@ -51,7 +61,9 @@ fn check(from: &Layout, to: &Layout, beyond: (usize, usize)) -> Result<Vec<Kerne
         elements = elements.iter().flat_map(steps).collect();
     }
     for (from, to) in elements {
-        expected[to as usize..][..size].copy_from_slice(&read[from as usize..][..size]);
+        let place = &mut expected[to as usize..][..size];
+        place.copy_from_slice(&read[from as usize..][..size]);
+        place.iter_mut().zip(flips.to_le_bytes()).for_each(|(byte, flips)| *byte ^= flips);
     }
     let found = host.read(target - first_written, expected.len());
     let wrong = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
@@ -130,12 +142,14 @@ proptest! {
         (from_gap, to_gap) in (0i64..9, 0i64..9),
         (is_wide, is_backwards) in (any::<bool>(), any::<bool>()),
         beyond in (0usize..16, 0usize..16),
+        flips in prop::sample::select(vec![0u128, 0x80]),
     ) {
         let (dtype, pixel, size) = if is_wide { (DType::FLOAT16, pixel.min(3), 2) } else { (DType::UINT8, pixel, 1) };
         let row = if is_backwards { -1 } else { 1 } * (columns * pixel + from_gap);
         let from = layout(dtype, &[columns, rows, pixel], Some(&[pixel, row, 1]));
         let to = layout(dtype, &[columns, rows, pixel], Some(&[rows * pixel + to_gap, pixel, 1]));
-        let kernels = check(&from, &to, (beyond.0 / size * size, beyond.1 / size * size))?;
+        let beyond = (beyond.0 / size * size, beyond.1 / size * size);
+        let kernels = check_flipped(&from, &to, beyond, flips << (8 * (size - 1)))?;
         let is_odd = (pixel * size as i64) % 4 != 0 && pixel > 2;
         prop_assert!(!is_odd || [[Kernel::Pixels1], [Kernel::Pixels2]].iter().any(|known| kernels == known), "{kernels:?}");
     }

@@ -1,8 +1,8 @@
 //! Wakes the thread of a socket, and keeps it awake where a question is expected.
 //!
-//! A process that opens a ticket waits for the answer of this thread. To wake the thread takes the system longer than the
-//! answer takes the thread: 100 µs and more on hosts whose processors sleep. So a share wakes it, while the ticket is on
-//! its way to the other process, and it polls for a moment. Where no process opens that soon, ever fewer shares do so.
+//! A process that opens a ticket waits for the answer of this thread. To wake the thread takes longer than the answer:
+//! 100 µs and more on virtual machines. So a share wakes it, while the ticket is on its way to the other process, and it
+//! polls for a moment. Where no process opens that soon, fewer and fewer shares wake it.
 
 use crate::sync::{now, poll, thread};
 use bridge_core::Result;
@@ -85,18 +85,23 @@ pub(super) struct Attention {
     until: Option<Instant>,
     /// Whether it has polled since a share, and no question has come.
     is_waiting: bool,
+    /// Whether it has answered a question since it polled.
+    was_asked: bool,
     /// The time of quiet after the next share without a question.
     quiet: Duration,
 }
 
 impl Attention {
     pub(super) fn new(bell: Arc<Bell>) -> Self {
-        Self { bell, until: None, is_waiting: false, quiet: EXPECTED }
+        Self { bell, until: None, is_waiting: false, was_asked: false, quiet: EXPECTED }
     }
 
     /// Waits until one of these descriptors is ready, or for this time; without a time, for ever. Returns how many are
     /// ready.
     pub(super) fn wait(&mut self, asked: &mut [PollFd<'_>], time: Option<Duration>) -> rustix::io::Result<usize> {
+        if take(&mut self.was_asked) {
+            self.until = self.until.max(Some(now() + NEXT));
+        }
         while self.is_awake() {
             match poll(asked, Some(Duration::ZERO)) {
                 Ok(0) => thread::yield_now(),
@@ -108,14 +113,13 @@ impl Attention {
         ready
     }
 
-    /// Takes note of a question that is answered.
+    /// Takes note of a question that is answered now.
     pub(super) fn asked(&mut self) {
         if self.bell.time().saturating_sub(self.bell.shared.load(Relaxed)) < micros(EXPECTED) {
             self.bell.quiet.store(0, Relaxed);
             self.quiet = EXPECTED;
         }
-        self.is_waiting = false;
-        self.until = self.until.max(Some(now() + NEXT));
+        (self.is_waiting, self.was_asked) = (false, true);
     }
 
     /// Returns whether a question is expected now. If not, what is expected from now on wakes the thread.
@@ -135,7 +139,7 @@ impl Attention {
         is_awake
     }
 
-    /// Notices a share. Returns whether there was one.
+    /// Notices a share, unless a question after an earlier one is awaited. Returns whether there was one.
     fn notices(&mut self) -> bool {
         if self.is_waiting || !self.bell.is_expecting.swap(false, SeqCst) {
             return false;
@@ -214,8 +218,20 @@ mod tests {
         }
     }
 
+    /// Also if the answer takes longer than that.
     #[test]
-    fn the_thread_notices_every_share() {
+    fn it_polls_for_the_next_question_once_it_has_answered_one() {
+        let (bell, mut attention) = attention();
+        attention.asked();
+        sleep(2 * NEXT);
+        bell.ring();
+        let mut asked = [PollFd::new(&bell.event, PollFlags::IN)];
+        assert_eq!(attention.wait(&mut asked, None), Ok(1));
+        assert!(attention.until.is_some() && !attention.was_asked);
+    }
+
+    #[test]
+    fn no_share_is_lost_while_the_thread_falls_asleep() {
         const SHARES: usize = 10_000;
         let ((bell, mut attention), noticed) = (attention(), Arc::new(AtomicUsize::new(0)));
         let (rings, count) = (Arc::clone(&bell), Arc::clone(&noticed));
@@ -224,9 +240,9 @@ mod tests {
                 if !attention.is_awake() {
                     let woken = poll(&mut [PollFd::new(&rings.event, PollFlags::IN)], Some(Duration::from_secs(60)));
                     assert_eq!(woken, Ok(1), "a share did not wake it");
-                    attention.bell.is_asleep.store(false, SeqCst);
                     is_rung(&rings);
                 }
+                // As if the question came at once.
                 if take(&mut attention.is_waiting) {
                     attention.until = None;
                     count.fetch_add(1, SeqCst);

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 /// Tiles of small units are at least one part in so many full.
 const FULL: usize = 8;
 
-/// Large units and runs are read from the cache where their neighbours follow after at most so many places.
+/// Units of 8 bytes and runs are read from the cache where their neighbours follow after at most so many places.
 const LONGEST_CACHED: usize = 16;
 
 /// The most bytes of a pixel, and the least bytes across a tile of pixels.
