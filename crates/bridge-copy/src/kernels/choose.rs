@@ -254,8 +254,8 @@ impl Pass {
             i = (0..self.dims.len()).find(repeats).unwrap_or(i);
         }
         // Vectors lose little in rows of a few, and where they are close to each other.
-        let few = self.dims[0].length < 16 || self.dims[0].from.unsigned_abs() <= 2 * SECTOR;
-        if (self.unit == VECTOR && few) || self.is_cached() {
+        let lose_little = self.dims[0].length < 16 || self.dims[0].from.unsigned_abs() <= 2 * SECTOR;
+        if (self.unit == VECTOR && lose_little) || self.is_cached() {
             return None;
         }
         if i == 0 {
@@ -266,7 +266,8 @@ impl Pass {
         let is_run = self.run == 1 && few <= most && self.dims[0].to == self.unit as i64;
         // Large units are faster gathered or in tiles, unless their channels are in reverse order.
         let joins = self.unit < VECTOR / 2 || self.dims[0].from < 0;
-        (if joins { self.join() } else { None })
+        let joined = if joins { self.join() } else { None };
+        joined
             .or_else(|| self.split(1))
             .or_else(|| if is_run { self.split(few) } else { None })
             .or_else(|| if self.is_near() { None } else { self.forwards(1).tiles(i) })

@@ -222,6 +222,18 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
     let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[201, 2]));
     assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
+    // Large units: a few channels, more of them, a few in reverse; vectors that are close to each other.
+    assert_eq!(chosen(DType::FLOAT64, &[16, 1000], &[1, 0]), [Gather8]);
+    assert_eq!(chosen(DType::FLOAT64, &[20, 1000], &[1, 0]), [Tile8]);
+    let reversed = layout(DType::FLOAT64, &[1000, 7], Some(&[1, -1000]));
+    assert_eq!(check(&reversed, &layout(DType::FLOAT64, &[1000, 7], None), (0, 0)).unwrap(), [Join8]);
+    let near = layout(DType::COMPLEX128, &[40, 20, 2], Some(&[320, 4, 2]));
+    assert_eq!(check(&near, &layout(DType::COMPLEX128, &[40, 20, 2], None), (0, 0)).unwrap(), [Flat16]);
+    let near = layout(DType::COMPLEX128, &[40, 20], Some(&[1, 4]));
+    assert_eq!(check(&near, &layout(DType::COMPLEX128, &[40, 20], None), (0, 0)).unwrap(), [Flat16]);
+    // Three parts of a run are not written one by one.
+    let parts = layout(DType::FLOAT16, &[3, 1000, 3], Some(&[1, 4, 8000]));
+    assert_ne!(check(&parts, &layout(DType::FLOAT16, &[3, 1000, 3], None), (0, 0)).unwrap(), [Split2]);
     // Few units at each place: of rows that a block takes together, also with gaps in the source; before a change of order.
     assert_eq!(chosen(DType::UINT8, &[4, 1000, 72], &[1, 2, 0]), [Join1]);
     assert_eq!(chosen(DType::UINT8, &[40, 500, 4], &[0, 2, 1]), [Split1]);

@@ -28,6 +28,7 @@ pub(crate) struct Bell {
     pub(super) stopped: AtomicBool,
     /// Whether a share waits for the thread to notice it.
     is_expecting: AtomicBool,
+    /// Whether the thread sleeps, so that a share has to wake it.
     is_asleep: AtomicBool,
     /// The zero of the times below, which are in microseconds.
     start: Instant,
@@ -99,9 +100,7 @@ impl Attention {
     /// Waits until one of these descriptors is ready, or for this time; without a time, for ever. Returns how many are
     /// ready.
     pub(super) fn wait(&mut self, asked: &mut [PollFd<'_>], time: Option<Duration>) -> rustix::io::Result<usize> {
-        if take(&mut self.was_asked) {
-            self.until = self.until.max(Some(now() + NEXT));
-        }
+        self.expects_another();
         while self.is_awake() {
             match poll(asked, Some(Duration::ZERO)) {
                 Ok(0) => thread::yield_now(),
@@ -120,6 +119,13 @@ impl Attention {
             self.quiet = EXPECTED;
         }
         (self.is_waiting, self.was_asked) = (false, true);
+    }
+
+    /// Polls for the next question after one that is answered.
+    fn expects_another(&mut self) {
+        if take(&mut self.was_asked) {
+            self.until = self.until.max(Some(now() + NEXT));
+        }
     }
 
     /// Returns whether a question is expected now. If not, what is expected from now on wakes the thread.
@@ -221,13 +227,15 @@ mod tests {
     /// Also if the answer takes longer than that.
     #[test]
     fn it_polls_for_the_next_question_once_it_has_answered_one() {
-        let (bell, mut attention) = attention();
+        let (_, mut attention) = attention();
         attention.asked();
         sleep(2 * NEXT);
-        bell.ring();
-        let mut asked = [PollFd::new(&bell.event, PollFlags::IN)];
-        assert_eq!(attention.wait(&mut asked, None), Ok(1));
-        assert!(attention.until.is_some() && !attention.was_asked);
+        let answered = now();
+        attention.expects_another();
+        let until = attention.until;
+        assert!(until >= Some(answered + NEXT));
+        attention.expects_another();
+        assert_eq!(attention.until, until, "it was asked once");
     }
 
     #[test]
