@@ -34,11 +34,12 @@ struct Sides {
     u32 flips[4];
 };
 
-// For kernels that walk the target in its own order. `extra` is the kernel's own.
+// For kernels that walk the target in its own order. `extra` is the kernel's own. `near`: all offsets fit into 32 bits.
 struct Flat {
     Sides sides;
     i64 extra;
-    u32 items, ndim;
+    u32 items;
+    u16 ndim, near;
     Dim dims[64];
 };
 
@@ -93,23 +94,23 @@ __device__ __forceinline__ u32 divide(u32 n, const Dim &dim) { return (__umulhi(
 
 // Adds the offsets of each index `n` of the dimensions, without `TO` those in the source alone. The indexes go through a
 // dimension together, so that none waits for the arithmetic of another.
-template <bool TO, int EACH> __device__ __forceinline__ void walk(u32 (&n)[EACH], const Dim *dims, u32 ndim, i64 (&from)[EACH], i64 (&to)[EACH]) {
+template <bool TO, typename Offset, int EACH> __device__ __forceinline__ void walk(u32 (&n)[EACH], const Dim *dims, u32 ndim, Offset (&from)[EACH], Offset (&to)[EACH]) {
 #pragma unroll 1
     for (u32 d = 0; d < ndim; ++d) {
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
             const u32 next = d + 1 < ndim ? divide(n[k], dims[d]) : 0, at = n[k] - next * dims[d].length;
-            from[k] += at * dims[d].from;
-            if (TO) to[k] += at * dims[d].to;
+            from[k] += at * (Offset)dims[d].from;
+            if (TO) to[k] += at * (Offset)dims[d].to;
             n[k] = next;
         }
     }
 }
 
 // The same for one index.
-__device__ __forceinline__ void step(u32 n, const Dim *dims, u32 ndim, i64 &from, i64 &to) {
+template <typename Offset> __device__ __forceinline__ void step(u32 n, const Dim *dims, u32 ndim, Offset &from, Offset &to) {
     u32 one[1] = {n};
-    i64 froms[1] = {from}, tos[1] = {to};
+    Offset froms[1] = {from}, tos[1] = {to};
     walk<true>(one, dims, ndim, froms, tos);
     from = froms[0], to = tos[0];
 }

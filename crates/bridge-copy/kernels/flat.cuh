@@ -1,17 +1,17 @@
-// Kernels that walk the target in its own order.
+// Kernels that walk the target in its own order, with offsets of 32 bits where these suffice: that halves the arithmetic.
 #pragma once
 #include "common.cuh"
 #include "window.cuh"
 
 // Units anywhere on both sides. `extra` is the bytes of a unit for a target without gaps, which takes half of the
 // arithmetic, and else 0.
-template <typename Unit, int EACH, int THREADS> __device__ __forceinline__ void flat(const Flat &p) {
+template <typename Offset, typename Unit, int EACH, int THREADS> __device__ __forceinline__ void flat(const Flat &p) {
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
     u32 rest[EACH];
-    i64 from[EACH], to[EACH];
+    Offset from[EACH], to[EACH];
     Unit units[EACH];
 #pragma unroll
-    for (int k = 0; k < EACH; ++k) rest[k] = first + k * THREADS, from[k] = 0, to[k] = rest[k] * p.extra;
+    for (int k = 0; k < EACH; ++k) rest[k] = first + k * THREADS, from[k] = 0, to[k] = rest[k] * (Offset)p.extra;
     if (p.extra) walk<false>(rest, p.dims, p.ndim, from, to);
     else walk<true>(rest, p.dims, p.ndim, from, to);
 #pragma unroll
@@ -24,15 +24,15 @@ template <typename Unit, int EACH, int THREADS> __device__ __forceinline__ void 
 
 // Units anywhere in the source, for a target without gaps that begins at a multiple of an item: a thread gathers an
 // item of neighbours. `extra` is the number of units; the last item may be partial.
-template <typename Item, typename Unit, int EACH> __device__ __forceinline__ void gather(const Flat &p) {
+template <typename Offset, typename Item, typename Unit, int EACH> __device__ __forceinline__ void gather(const Flat &p) {
     constexpr u32 COUNT = Pack<Item, Unit>::COUNT;
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x, units = (u32)p.extra;
     const u32 length = p.dims[0].length, lines = p.dims[1].length;
-    const i64 along = p.dims[0].from, across = p.dims[1].from;
+    const Offset along = p.dims[0].from, across = p.dims[1].from;
     Pack<Item, Unit> pack[EACH];
     // Where each item begins: on its line, which is one of its plane, and in the source.
     u32 at[EACH], line[EACH], plane[EACH];
-    i64 from[EACH], unused[EACH];
+    Offset from[EACH], unused[EACH];
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
         const u32 begin = (first + k * THREADS) * COUNT;
@@ -49,18 +49,18 @@ template <typename Item, typename Unit, int EACH> __device__ __forceinline__ voi
         if (length % COUNT == 0) {
             // No item goes beyond its line.
 #pragma unroll
-            for (u32 j = 0; j < COUNT; ++j) pack[k].units[j] = load<Unit>(p.sides.from + from[k] + j * along);
+            for (u32 j = 0; j < COUNT; ++j) pack[k].units[j] = load<Unit>(p.sides.from + from[k] + (Offset)j * along);
         } else if (length >= COUNT) {
             // The rest may be on the next line, or anywhere after the last line.
             const u32 left = length - at[k];
-            i64 next = from[k] + across - (i64)length * along;
+            Offset next = from[k] + across - (Offset)length * along;
             if (left < COUNT && line[k] + 1 == lines && p.ndim > 2) {
-                next = -(i64)left * along;
+                next = -(Offset)left * along;
                 step(begin + left, p.dims, p.ndim, next, unused[k]);
             }
 #pragma unroll
             for (u32 j = 0; j < COUNT; ++j)
-                if (begin + j < units) pack[k].units[j] = load<Unit>(p.sides.from + (j < left ? from[k] : next) + j * along);
+                if (begin + j < units) pack[k].units[j] = load<Unit>(p.sides.from + (j < left ? from[k] : next) + (Offset)j * along);
         } else {
             // Several lines.
 #pragma unroll
@@ -68,7 +68,7 @@ template <typename Item, typename Unit, int EACH> __device__ __forceinline__ voi
                 if (begin + j < units) pack[k].units[j] = load<Unit>(p.sides.from + from[k]);
                 from[k] += along;
                 if (j + 1 < COUNT && ++at[k] == length) {
-                    at[k] = 0, from[k] += across - length * along;
+                    at[k] = 0, from[k] += across - (Offset)length * along;
                     if (++line[k] == lines && p.ndim > 2) {
                         line[k] = 0, from[k] = 0;
                         step(begin + j + 1, p.dims, p.ndim, from[k], unused[k]);
@@ -92,12 +92,12 @@ template <typename Item, typename Unit, int EACH> __device__ __forceinline__ voi
 }
 
 // Vectors of 16 bytes whose units the target has in reverse.
-template <typename Unit> __device__ __forceinline__ void turn(const Flat &p) {
+template <typename Offset, typename Unit> __device__ __forceinline__ void turn(const Flat &p) {
     constexpr int EACH = 2;
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
     Pack<u128, Unit> pack[EACH];
     u32 rest[EACH];
-    i64 from[EACH], to[EACH];
+    Offset from[EACH], to[EACH];
 #pragma unroll
     for (int k = 0; k < EACH; ++k) rest[k] = first + k * THREADS, from[k] = 0, to[k] = 0;
     walk<true>(rest, p.dims, p.ndim, from, to);
@@ -116,12 +116,12 @@ template <typename Unit> __device__ __forceinline__ void turn(const Flat &p) {
 
 // Rows of `extra` bytes that are contiguous on both sides, at any address. dims[0] counts the vectors of 16 bytes that
 // a row of the target touches.
-template <typename Unit> __device__ __forceinline__ void rows(const Flat &p) {
+template <typename Offset, typename Unit> __device__ __forceinline__ void rows(const Flat &p) {
     constexpr int EACH = 2;
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
     Window<Unit> windows[EACH];
     u32 row[EACH], vector[EACH];
-    i64 from[EACH], to[EACH];
+    Offset from[EACH], to[EACH];
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
         const u32 n = first + k * THREADS;

@@ -14,8 +14,9 @@ const VECTOR: usize = 16;
 /// The most units of one launch, so that every index fits into 31 bits.
 pub(crate) const MOST_UNITS: usize = 1 << 31;
 
-/// Rows of at least so many bytes are copied as a whole at any address, by the binary logarithm of the unit.
-const LONG_ROWS: [usize; 4] = [64, 128, 256, 512];
+/// Rows of at least so many bytes are copied as a whole at any address, by the binary logarithm of the unit: into a target
+/// without gaps, whose units can be gathered, and into others. Larger units take as long one by one.
+const LONG_ROWS: [(usize, usize); 3] = [(128, 64), (128, 128), (usize::MAX, 256)];
 
 /// Shorter rows are moved in tiles where the order changes.
 const SHORT_ROW: usize = 64;
@@ -31,14 +32,26 @@ const LEAST_POINTS: usize = 64;
 /// Bytes that a thread moves at once where units are smaller.
 const WORD: usize = 4;
 
-/// Bytes that the memory delivers at once.
+/// Bytes that the memory delivers at once, and those of a line of the caches.
 const SECTOR: u64 = 32;
+const LINE: u64 = 128;
 
 /// The least units across a tile: with fewer most of it is empty.
 const LEAST_ACROSS: usize = 12;
 
 /// The most units that a tile keeps together.
-const LONGEST_RUN: usize = 4;
+const LONGEST_RUN: usize = 2;
+
+/// Two units with gaps between them are moved in tiles from so many bytes on, large units; and where the lines of the source
+/// that are next to each other in the target reach over so many: less stays in the cache.
+const LEAST_APART: usize = 10 << 20;
+const LEAST_PLANE: u64 = 256 << 10;
+
+/// The most units of a sector that are stored one by one.
+const FEW_OF_SECTOR: usize = 4;
+
+/// Two dimensions of at least so many items of large units are gathered by items.
+const SMALL_PLANE: usize = 7;
 
 /// A launch, with offsets instead of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,7 +161,9 @@ impl Pass {
 
     fn launch(self) -> Launch {
         let nbytes = self.run * self.unit;
-        if LONG_ROWS.get(self.index()).is_some_and(|long| nbytes >= *long) {
+        if let Some((gathered, other)) = LONG_ROWS.get(self.index())
+            && nbytes >= if self.gathers().is_some() { *gathered } else { *other }
+        {
             return self.rows();
         }
         if nbytes < SHORT_ROW
@@ -210,21 +225,48 @@ impl Pass {
             let dims = std::mem::take(&mut self.dims);
             return self.walked(*turn, 2, 0, &dims);
         }
-        // A target without gaps takes several units at once.
-        let ends = self.dims.iter().try_fold(step, |end, dim| (dim.to == end).then(|| end * dim.length as i64));
         // Runs are adjacent already, and large units need no help.
-        let gathers = self.unit < 8 || fastest.from != step;
-        if let Some((kernel, item, each)) = GATHERS.get(self.index())
-            && ends.is_some()
-            && gathers
-            && self.beyond.1.is_multiple_of(*item)
+        let is_run = self.unit >= 8 && fastest.from == step;
+        if let Some((kernel, item, each)) =
+            self.gathers().filter(|(_, item, _)| !is_run && !self.is_split(item / self.unit))
         {
             let units: usize = self.dims.iter().map(|dim| dim.length).product();
-            let dims = std::mem::take(&mut self.dims);
-            return self.counted(*kernel, *each, units as i64, units.div_ceil(item / self.unit), &dims);
+            return self.counted(kernel, each, units as i64, units.div_ceil(item / self.unit), &self.dims);
         }
-        let extra = if ends.is_some() { step } else { 0 };
+        let extra = if self.is_without_gaps() { step } else { 0 };
         self.walked(flat, each, extra, &self.dims)
+    }
+
+    fn is_without_gaps(&self) -> bool {
+        let run = (self.run * self.unit) as i64;
+        self.dims.iter().try_fold(run, |end, dim| (dim.to == end).then(|| end * dim.length as i64)).is_some()
+    }
+
+    /// Returns the kernel that stores several units at once, with the bytes of an item and the items of a thread, where the
+    /// target has no gaps.
+    fn gathers(&self) -> Option<(Kernel, usize, u32)> {
+        let found = GATHERS.get(self.index()).copied();
+        found.filter(|(_, item, _)| self.is_without_gaps() && self.beyond.1.is_multiple_of(*item))
+    }
+
+    /// Returns whether units are faster stored one by one than in items of so many: halves of one row, units of a sector at
+    /// each place that are far from the next ones, and where most items are of several planes.
+    fn is_split(&self, count: usize) -> bool {
+        let (row, rows) = match &self.dims[..] {
+            [] => return true,
+            [_] => return self.unit == 2,
+            [row, rows, ..] => (row, rows),
+        };
+        let (step, unit) = (row.from.unsigned_abs(), self.unit as u64);
+        let are_few = row.length <= FEW_OF_SECTOR && (step > unit || unit == 4);
+        let are_spread = are_few || (unit == 4 && step > unit);
+        let is_plane = self.unit >= 4 && row.length % count != 0 && row.length * rows.length < SMALL_PLANE * count;
+        (are_spread && step <= 2 * SECTOR && rows.from.unsigned_abs() >= SECTOR) || (is_plane && self.dims.len() > 2)
+    }
+
+    /// Returns the bytes that are copied.
+    fn nbytes(&self) -> usize {
+        self.dims.iter().fold(self.run * self.unit, |nbytes, dim| nbytes * dim.length)
     }
 
     fn walked(&self, kernel: Kernel, each: u32, extra: i64, steps: &[Step]) -> Launch {
@@ -232,8 +274,8 @@ impl Pass {
     }
 
     fn counted(&self, kernel: Kernel, each: u32, extra: i64, items: usize, steps: &[Step]) -> Launch {
-        let flat =
-            Flat { sides: self.sides(), extra, items: items as u32, ndim: steps.len() as u32, dims: dims(steps) };
+        let (near, ndim) = (u16::from(is_near(steps)), steps.len() as u16);
+        let flat = Flat { sides: self.sides(), extra, items: items as u32, ndim, near, dims: dims(steps) };
         let blocks = (items as u32).div_ceil(kernel.threads() * each);
         Launch { kernel, blocks, shared: 0, parameters: Parameters::Flat(Box::new(flat)) }
     }
@@ -255,19 +297,19 @@ impl Pass {
         }
         // Vectors lose little in rows of a few, and where they are close to each other.
         let lose_little = self.dims[0].length < 16 || self.dims[0].from.unsigned_abs() <= 2 * SECTOR;
-        if (self.unit == VECTOR && lose_little) || self.is_cached() {
+        let is_alone = self.dims[i].from.unsigned_abs() >= LINE;
+        if (self.unit == VECTOR && (lose_little || is_alone)) || self.is_cached() {
             return None;
         }
         if i == 0 {
             return self.beyond_few();
         }
-        // A run of which each part is written by itself fills sectors badly where its units are small.
-        let (few, most) = (self.dims[0].length, if self.unit <= 2 { 2 } else { LONGEST_RUN });
-        let is_run = self.run == 1 && few <= most && self.dims[0].to == self.unit as i64;
-        // Large units are faster gathered or in tiles, unless their channels are in reverse order.
-        let joins = self.unit < VECTOR / 2 || self.dims[0].from < 0;
-        let joined = if joins { self.join() } else { None };
-        joined
+        if self.unit >= 4 && self.is_soon(i) {
+            return None;
+        }
+        let few = self.dims[0].length;
+        let is_run = self.unit <= 2 && self.run == 1 && few == 2 && self.dims[0].to == self.unit as i64;
+        self.join()
             .or_else(|| self.split(1))
             .or_else(|| if is_run { self.split(few) } else { None })
             .or_else(|| if self.is_near() { None } else { self.forwards(1).tiles(i) })
@@ -287,10 +329,13 @@ impl Pass {
     fn beyond_few(&self) -> Option<Launch> {
         let mut pass = self.clone();
         let (few, unit) = (pass.dims.remove(0), self.unit as i64);
-        let is_run = self.run == 1 && few.length <= LONGEST_RUN && few.to == unit;
+        let least = if self.unit >= 8 { LEAST_APART } else { 0 };
+        let is_run = self.run == 1 && few.length <= LONGEST_RUN && few.to == unit && self.nbytes() >= least;
         let i = pass.fastest_of_source().filter(|i| *i > 0)?;
-        let is_wide = pass.dims[i].length.min(pass.dims[0].length) >= LEAST_ACROSS;
-        if !is_run || !is_wide || !(1..=2 * SECTOR as i64).contains(&few.from) {
+        let next = pass.dims[0];
+        let is_wide = pass.dims[i].length.min(next.length) >= LEAST_ACROSS;
+        let is_far = next.from.unsigned_abs() * next.length as u64 >= LEAST_PLANE;
+        if !is_run || !is_wide || !is_far || !(1..=2 * SECTOR as i64).contains(&few.from) {
             return None;
         }
         (pass.run, pass.apart) = (few.length, (few.from / unit) as usize);
@@ -306,7 +351,8 @@ impl Pass {
     /// Returns whether the target's fastest dimension takes small units from sectors that it mostly uses: gathering them
     /// is faster than small units in tiles.
     fn is_near(&self) -> bool {
-        self.unit <= 4 && self.dims[0].from.abs() <= 4 * self.unit as i64
+        let most = if self.unit == 4 { SECTOR } else { 4 * self.unit as u64 };
+        self.unit <= 4 && self.dims[0].from.unsigned_abs() <= most
     }
 
     /// The same with the source forwards in all dimensions but the first `kept`: the target may run backwards then.
@@ -357,6 +403,15 @@ impl Pass {
     }
 }
 
+/// Returns whether all offsets fit into 32 bits, also those of one unit more in each dimension.
+fn is_near(steps: &[Step]) -> bool {
+    let reach = |stride: fn(&Step) -> i64| {
+        let ends = steps.iter().map(|step| stride(step).unsigned_abs().saturating_mul(step.length as u64));
+        ends.fold(0, u64::saturating_add)
+    };
+    reach(|step| step.from).max(reach(|step| step.to)) <= i32::MAX as u64
+}
+
 /// Bytes beyond a multiple of [`VECTOR`], after a step of `by` bytes.
 fn moved(beyond: usize, by: i64) -> usize {
     (beyond as i64 + by).rem_euclid(VECTOR as i64) as usize
@@ -370,4 +425,4 @@ const FLATS: [(Kernel, u32); 5] =
 const GATHERS: [(Kernel, usize, u32); 4] =
     [(Kernel::Gather1, 4, 4), (Kernel::Gather2, 8, 4), (Kernel::Gather4, 16, 2), (Kernel::Gather8, 16, 2)];
 const TURNS: [Kernel; 4] = [Kernel::Turn1, Kernel::Turn2, Kernel::Turn4, Kernel::Turn8];
-const ROWS: [Kernel; 4] = [Kernel::Rows1, Kernel::Rows2, Kernel::Rows4, Kernel::Rows8];
+const ROWS: [Kernel; 3] = [Kernel::Rows1, Kernel::Rows2, Kernel::Rows4];

@@ -79,7 +79,9 @@ pub(crate) struct Flat {
     pub sides: Sides,
     pub extra: i64,
     pub items: u32,
-    pub ndim: u32,
+    pub ndim: u16,
+    /// Whether all offsets fit into 32 bits.
+    pub near: u16,
     pub dims: [Dim; Self::MOST],
 }
 

@@ -22,10 +22,10 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Flat1 c"flat1" 256 0;
-    Flat2 c"flat2" 256 0;
-    Flat4 c"flat4" 256 0;
-    Flat8 c"flat8" 256 0;
+    Flat1 c"flat1" 128 0;
+    Flat2 c"flat2" 128 0;
+    Flat4 c"flat4" 128 0;
+    Flat8 c"flat8" 128 0;
     Flat16 c"flat16" 128 0;
     Gather1 c"gather1" 256 0;
     Gather2 c"gather2" 256 0;
@@ -34,7 +34,6 @@ kernels! {
     Rows1 c"rows1" 256 0;
     Rows2 c"rows2" 256 0;
     Rows4 c"rows4" 256 0;
-    Rows8 c"rows8" 256 0;
     Turn1 c"turn1" 256 0;
     Turn2 c"turn2" 256 0;
     Turn4 c"turn4" 256 0;
@@ -61,12 +60,8 @@ kernels! {
     Split8 c"split8" 256 33024;
     Join1 c"join1" 256 33024;
     Join2 c"join2" 256 33024;
-    Join4 c"join4" 256 33024;
-    Join8 c"join8" 256 33024;
     Mix1 c"mix1" 256 33024;
     Mix2 c"mix2" 256 33024;
-    Mix4 c"mix4" 256 33024;
-    Mix8 c"mix8" 256 33024;
     Pieces1 c"pieces1" 256 0;
     Pieces2 c"pieces2" 256 0;
     Pieces4 c"pieces4" 256 0;

@@ -11,6 +11,13 @@ const MOST_CHANNELS: usize = 32;
 /// The most bytes from one point to the next on the dense side, for these.
 const LONGEST_PITCH: i64 = 256;
 
+/// Runs of at least so many bytes are read as they lie.
+const LONG_RUN: usize = 4;
+
+/// Units of 4 bytes of at most so many channels are gathered into rows of fewer points.
+const FEW: usize = 4;
+const SHORT_WORDS: usize = 4096;
+
 /// The most rows of a block of these, and the least points of a row where a block takes several.
 const MOST_ROWS: usize = 256;
 const LEAST_SHORT: usize = 16;
@@ -23,8 +30,9 @@ const LEAST_CHUNK: usize = 1 << 10;
 const SPLIT: usize = 16 << 10;
 const JOINED: usize = 32 << 10;
 
-/// The most units of a point of `mix`, and the least and the most bytes of a block.
+/// The most units of a point of `mix`, of one that is only turned around, and the least and the most bytes of a block.
 const MIXED: usize = 1024;
+const LONGEST_TURNED: usize = 16;
 const LEAST_MIXED: usize = 4 << 10;
 const MOST_MIXED: usize = 16 << 10;
 
@@ -33,33 +41,39 @@ const FULL_ROW: [usize; 4] = [4096, 2048, 2048, 1024];
 
 // By the binary logarithm of the unit.
 const SPLITS: [Kernel; 4] = [Kernel::Split1, Kernel::Split2, Kernel::Split4, Kernel::Split8];
-const JOINS: [Kernel; 4] = [Kernel::Join1, Kernel::Join2, Kernel::Join4, Kernel::Join8];
-const MIXES: [Kernel; 4] = [Kernel::Mix1, Kernel::Mix2, Kernel::Mix4, Kernel::Mix8];
+const JOINS: [Kernel; 2] = [Kernel::Join1, Kernel::Join2];
+const MIXES: [Kernel; 2] = [Kernel::Mix1, Kernel::Mix2];
 
 impl Pass {
     /// Rows of points in the source, one for each channel. The channels are dense in the target.
     pub(super) fn join(&self) -> Option<Launch> {
-        self.channels(1, JOINS, JOINED, |dim| dim.to, |dim| dim.from)
+        self.channels(1, &JOINS, JOINED, |dim| dim.to, |dim| dim.from)
     }
 
     /// The reverse. The first channels may be a `run`, which is adjacent on both sides.
     pub(super) fn split(&self, run: usize) -> Option<Launch> {
-        self.forwards(0).channels(run, SPLITS, SPLIT, |dim| dim.from, |dim| dim.to)
+        self.forwards(0).channels(run, &SPLITS, SPLIT, |dim| dim.from, |dim| dim.to)
     }
 
     /// A few channels close to each other for each point on one side, a row of points for each on the other.
     fn channels(
         &self,
         run: usize,
-        kernels: [Kernel; 4],
+        kernels: &[Kernel],
         chunk: usize,
         dense: fn(&Step) -> i64,
         row: fn(&Step) -> i64,
     ) -> Option<Launch> {
-        let (unit, joins) = (self.unit as i64, kernels == JOINS);
-        // Large units lose little where they are read as they lie: runs, and what repeats and is in the cache.
+        let (unit, joins) = (self.unit as i64, kernels == JOINS.as_slice());
+        // Large units lose little where they are read as they lie: on the way to dense points, in runs, and where they repeat
+        // and are in the cache.
         let repeats = self.dims.iter().any(|dim| dim.from == 0);
-        if self.unit == VECTOR || (self.unit == VECTOR / 2 && (self.run > 1 || repeats)) {
+        let loses_little = match self.unit {
+            1 | 2 => !joins && self.run * self.unit >= LONG_RUN,
+            4 | 8 => joins || self.run > 1 || repeats,
+            _ => true,
+        };
+        if loses_little {
             return None;
         }
         if self.run > 1 {
@@ -87,6 +101,10 @@ impl Pass {
         let length = self.dims[points].length;
         let step = row(&self.dims[points]).abs();
         if !fits || !whole || step > 2 * unit * run as i64 {
+            return None;
+        }
+        // A few words are gathered into short rows.
+        if !joins && self.unit == 4 && count <= FEW && length < SHORT_WORDS {
             return None;
         }
         // Short rows: a block takes several, of the dimensions that follow on the dense side. A source may have small
@@ -135,7 +153,7 @@ impl Pass {
 
     /// Points that are dense on both sides, with their units in another order.
     pub(super) fn mix(&self) -> Option<Launch> {
-        let unit = self.unit as i64;
+        let (unit, kernel) = (self.unit as i64, *MIXES.get(self.index())?);
         let (points, pitch) =
             self.dims.iter().enumerate().find(|(_, dim)| dim.from == dim.to).map(|(d, dim)| (d, dim.to))?;
         let units: SmallVec<[usize; 4]> = (0..self.dims.len()).filter(|d| self.dims[*d].to < pitch).collect();
@@ -144,8 +162,8 @@ impl Pass {
         let (below, above): (i64, i64) =
             ends.fold((0, 0), |(below, above), end| (below - end.min(0), above + end.max(0)));
         let fits = self.run == 1
-            && self.unit < VECTOR
             && units.len() <= Group::MOST
+            && (units.len() > 1 || count <= LONGEST_TURNED)
             && (2..=MIXED).contains(&count)
             && count as i64 * unit == pitch
             && below + above + unit == pitch;
@@ -156,7 +174,7 @@ impl Pass {
         // Whole vectors, so that all blocks begin as the first.
         let span = if span > VECTOR { span - span % VECTOR } else { span };
         let shared = shared(span * pitch as usize);
-        let mut launch = self.tiled(MIXES[self.index()], &units, &[points], (count, span), shared);
+        let mut launch = self.tiled(kernel, &units, &[points], (count, span), shared);
         if let Parameters::Tile(tile) = &mut launch.parameters {
             (tile.pitch, tile.extent) = (count as u32, (below / unit) as u32);
             tile.pitches = Dim::new(count as u32, 0, 0);

@@ -8,16 +8,24 @@ use smallvec::SmallVec;
 /// Tiles of small units are at least one part in so many full.
 const FULL: usize = 8;
 
-/// Units of 8 bytes and runs are read from the cache where their neighbours follow after at most so many places.
+/// Large units and runs are read from the cache where their neighbours follow after at most so many places. Copies of at
+/// most so many bytes stay in the cache as a whole, by the most places.
 const LONGEST_CACHED: usize = 16;
+const CACHED_WHOLE: [(usize, usize); 3] = [(6 << 20, 200), (13 << 20, 56), (20 << 20, 24)];
+
+/// The same for units of 4 bytes, and for those of 1 and 2 bytes in rows that are too short for `shifted`.
+const LONGEST_CACHED_WORDS: usize = 32;
+const LONGEST_CACHED_BYTES: usize = 96;
+const LONGEST_CACHED_HALVES: usize = 1024;
 
 /// The most bytes of a pixel, and the least bytes across a tile of pixels.
 const LONGEST_PIXEL: usize = 7;
 const LEAST_OF_PIXELS: usize = 48;
 
-/// The least bytes across a tile of `shifted`, and the most: of the source's rows without a word for the neighbours, and
+/// The least bytes across a tile of `shifted`, for halves where gathering is slower, and the most: of the source's rows without a word for the neighbours, and
 /// of the target's with a part before the tile.
 const SHIFTED_LEAST: usize = 62;
+const SHIFTED_HALVES: usize = 98;
 const SHIFTED_I: usize = 31 * WORD;
 const SHIFTED_O: usize = 64 * WORD;
 
@@ -65,11 +73,11 @@ impl Pass {
         if let Some(launch) = self.pixels(i) {
             return Some(launch);
         }
-        // Runs fill a tile worse, the longer they are.
-        if self.run > LONGEST_RUN {
+        // Runs fill a tile worse, the longer they are. Those of large units are read as they lie.
+        if self.run > if self.unit < VECTOR / 2 || self.apart > 1 { LONGEST_RUN } else { 1 } {
             return None;
         }
-        if (self.unit == VECTOR / 2 || self.run > 1) && self.until(i) <= LONGEST_CACHED {
+        if self.is_soon(i) {
             return None;
         }
         let across = side / self.run;
@@ -77,11 +85,12 @@ impl Pass {
         let (mut group_i, mut group_o): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
             (smallvec::smallvec![i], smallvec::smallvec![0]);
         let total = |group: &[usize]| group.iter().map(|d| self.dims[*d].length).product::<usize>();
-        // Short groups get the next dimensions of their side, the shorter group first.
+        // Groups that fill their tiles badly get the next dimensions of their side, the shorter group first.
         loop {
             let (have_i, have_o) = (total(&group_i), total(&group_o));
+            let is_short = |have: usize| 4 * have < 3 * have.next_multiple_of(across);
             let (short_i, short_o) =
-                (have_i < across && group_i.len() < Group::MOST, have_o < across && group_o.len() < Group::MOST);
+                (is_short(have_i) && group_i.len() < Group::MOST, is_short(have_o) && group_o.len() < Group::MOST);
             let by_source = |at: &usize| self.dims[rest[*at]].from.unsigned_abs();
             let by_target = |at: &usize| self.dims[rest[*at]].to.unsigned_abs();
             if short_i && (have_i <= have_o || !short_o) {
@@ -105,15 +114,9 @@ impl Pass {
         }
         let across_of = |group: &[usize]| total(group).min(across);
         let narrow = self.run * across_of(&group_i).min(across_of(&group_o)) < LEAST_ACROSS;
-        // Small units are better gathered than moved in tiles that are mostly empty, and runs of large ones read as they
-        // lie.
-        let least = match (self.unit, self.run) {
-            (1 | 2, _) => Some(FULL),
-            (8, 2..) => Some(2),
-            _ => None,
-        };
+        // Small units are better gathered than moved in tiles that are mostly empty.
         let filled = across_of(&group_i) * across_of(&group_o);
-        let empty = least.is_some_and(|least| filled * least <= across * across);
+        let empty = self.unit <= 2 && filled * FULL <= across * across;
         if narrow || empty || self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
             return None;
         }
@@ -124,24 +127,41 @@ impl Pass {
                 && self.whole(whole.vector, &group_i, &group_o)
         };
         let whole = WHOLE.iter().find(fits);
-        // Pieces of less than a sector are better gathered where the next ones are near, but for very short ones of bytes.
+        // Pieces of less than a sector are better gathered where the next ones are near.
         let (fastest, next) = (&self.dims[0], self.dims.get(1));
-        let half_empty = filled * 2 <= across * across;
         let is_piece = self.run == 1 && (fastest.length * self.unit) < SECTOR as usize;
-        let is_next = next.is_some_and(|next| next.from.unsigned_abs() < SECTOR);
-        if whole.is_none() && is_piece && is_next && (self.unit > 1 || fastest.length >= WORD || half_empty) {
+        if whole.is_none() && is_piece && next.is_some_and(|next| next.from.unsigned_abs() < SECTOR) {
             return None;
         }
         let in_words = |whole: &Whole| {
             let spans = (whole.span, whole.span);
             self.tiled(whole.kernel, &group_i, &group_o, spans, KERNELS[whole.kernel as usize].1)
         };
-        whole
-            .filter(|whole| whole.vector == VECTOR)
-            .map(in_words)
-            .or_else(|| self.shifted(i))
-            .or_else(|| whole.map(in_words))
-            .or_else(|| Some(self.tiled(TILES[index], &group_i, &group_o, (across, across), 0)))
+        if let Some(whole) = whole.filter(|whole| whole.vector == VECTOR) {
+            return Some(in_words(whole));
+        }
+        let (until, across_bytes) = (self.until(i), self.unit * self.dims[i].length.min(fastest.length));
+        let is_short = (SHIFTED_LEAST..SHIFTED_HALVES).contains(&across_bytes);
+        if self.unit == 2 && is_short && until <= LONGEST_CACHED_HALVES {
+            return None;
+        }
+        let launch = self.shifted(i).or_else(|| whole.map(in_words));
+        if launch.is_none() && (self.unit, self.dims[i].from) == (1, 1) && until <= LONGEST_CACHED_BYTES {
+            return None;
+        }
+        launch.or_else(|| Some(self.tiled(TILES[index], &group_i, &group_o, (across, across), 0)))
+    }
+
+    /// Returns whether a neighbour along dimension `i` follows so soon that it is still in the cache.
+    pub(super) fn is_soon(&self, i: usize) -> bool {
+        let whole = || CACHED_WHOLE.iter().find(|(whole, _)| self.nbytes() <= *whole).map(|(_, most)| *most);
+        let most = match self.unit {
+            4 => LONGEST_CACHED_WORDS,
+            8.. => whole().unwrap_or(LONGEST_CACHED),
+            _ if self.run > 1 => LONGEST_CACHED,
+            _ => return false,
+        };
+        self.until(i) <= most
     }
 
     /// Returns after how many places of the target a neighbour along dimension `i` follows.
