@@ -42,16 +42,23 @@ const LEAST_ACROSS: usize = 12;
 /// The most units that a tile keeps together.
 const LONGEST_RUN: usize = 2;
 
-/// Two units with gaps between them are moved in tiles from so many bytes on, large units; and where the lines of the source
-/// that are next to each other in the target reach over so many: less stays in the cache.
+/// Two large units with gaps between them are moved in tiles, and halves of one row are stored one by one, in copies of at
+/// least so many bytes: less stays in the cache.
 const LEAST_APART: usize = 10 << 20;
-const LEAST_PLANE: u64 = 256 << 10;
 
-/// The most units of a sector that are stored one by one.
-const FEW_OF_SECTOR: usize = 4;
+/// The same of the lines of the source that are next to each other in the target: units of 1 and 2 bytes are moved in tiles
+/// where they reach over so many bytes.
+const LEAST_PLANE: u64 = 512 << 10;
 
-/// Two dimensions of at least so many items of large units are gathered by items.
+/// The most units of a row that are stored one by one where the next row is far.
+const FEW: usize = 4;
+
+/// Planes of more rows, or of at least so many items, are gathered by items.
+const FEW_ROWS: usize = 3;
 const SMALL_PLANE: usize = 7;
+
+/// The least units of both dimensions of large units in a line of the cache that are not gathered.
+const LEAST_OF_LINE: usize = 2304;
 
 /// A launch, with offsets instead of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -249,19 +256,28 @@ impl Pass {
         found.filter(|(_, item, _)| self.is_without_gaps() && self.beyond.1.is_multiple_of(*item))
     }
 
-    /// Returns whether units are faster stored one by one than in items of so many: halves of one row, units of a sector at
-    /// each place that are far from the next ones, and where most items are of several planes.
+    /// Returns whether units are faster stored one by one than in items of so many: halves of one row, a few units and large
+    /// ones with gaps at places that are far from each other, and where most items are of several planes.
     fn is_split(&self, count: usize) -> bool {
         let (row, rows) = match &self.dims[..] {
             [] => return true,
-            [_] => return self.unit == 2,
+            [_] => return self.unit == 2 && self.nbytes() >= LEAST_APART,
             [row, rows, ..] => (row, rows),
         };
-        let (step, unit) = (row.from.unsigned_abs(), self.unit as u64);
-        let are_few = row.length <= FEW_OF_SECTOR && (step > unit || unit == 4);
-        let are_spread = are_few || (unit == 4 && step > unit);
-        let is_plane = self.unit >= 4 && row.length % count != 0 && row.length * rows.length < SMALL_PLANE * count;
+        let step = row.from.unsigned_abs();
+        let are_spread = row.length <= FEW || (self.unit >= 4 && step > 2 * self.unit as u64);
+        let is_plane = row.length % count != 0
+            && rows.length <= FEW_ROWS
+            && row.length * rows.length < SMALL_PLANE * count
+            && (self.unit >= 4 || row.length >= count);
         (are_spread && step <= 2 * SECTOR && rows.from.unsigned_abs() >= SECTOR) || (is_plane && self.dims.len() > 2)
+    }
+
+    /// Returns whether points of a few large units, which are next to each other along dimension `i`, are in a line of the
+    /// cache.
+    fn is_in_line(&self, i: usize) -> bool {
+        let (points, channels) = (&self.dims[0], &self.dims[i]);
+        i == 1 && points.from.unsigned_abs() <= LINE && points.length * channels.length < LEAST_OF_LINE
     }
 
     /// Returns the bytes that are copied.
@@ -274,7 +290,7 @@ impl Pass {
     }
 
     fn counted(&self, kernel: Kernel, each: u32, extra: i64, items: usize, steps: &[Step]) -> Launch {
-        let (near, ndim) = (u16::from(is_near(steps)), steps.len() as u16);
+        let (near, ndim) = (u16::from(fits_in_32_bits(steps)), steps.len() as u16);
         let flat = Flat { sides: self.sides(), extra, items: items as u32, ndim, near, dims: dims(steps) };
         let blocks = (items as u32).div_ceil(kernel.threads() * each);
         Launch { kernel, blocks, shared: 0, parameters: Parameters::Flat(Box::new(flat)) }
@@ -304,7 +320,7 @@ impl Pass {
         if i == 0 {
             return self.beyond_few();
         }
-        if self.unit >= 4 && self.is_soon(i) {
+        if self.unit >= 4 && (self.is_soon(i) || self.is_in_line(i)) {
             return None;
         }
         let few = self.dims[0].length;
@@ -404,7 +420,7 @@ impl Pass {
 }
 
 /// Returns whether all offsets fit into 32 bits, also those of one unit more in each dimension.
-fn is_near(steps: &[Step]) -> bool {
+fn fits_in_32_bits(steps: &[Step]) -> bool {
     let reach = |stride: fn(&Step) -> i64| {
         let ends = steps.iter().map(|step| stride(step).unsigned_abs().saturating_mul(step.length as u64));
         ends.fold(0, u64::saturating_add)

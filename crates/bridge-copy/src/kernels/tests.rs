@@ -227,7 +227,9 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[200, 2]));
     assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
     let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[201, 2]));
-    assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Flat4]);
+    assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
+    let every_third = layout(DType::FLOAT32, &[16, 100], Some(&[301, 3]));
+    assert_eq!(check(&every_third, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Flat4]);
     // Large units: a few channels, more of them, a few in reverse; vectors that are close to each other.
     assert_eq!(chosen(DType::FLOAT64, &[200, 40], &[1, 0]), [Gather8]);
     assert_eq!(chosen(DType::FLOAT64, &[201, 40], &[1, 0]), [Tile8]);

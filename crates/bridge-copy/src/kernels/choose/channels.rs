@@ -14,10 +14,6 @@ const LONGEST_PITCH: i64 = 256;
 /// Runs of at least so many bytes are read as they lie.
 const LONG_RUN: usize = 4;
 
-/// Units of 4 bytes of at most so many channels are gathered into rows of fewer points.
-const FEW: usize = 4;
-const SHORT_WORDS: usize = 4096;
-
 /// The most rows of a block of these, and the least points of a row where a block takes several.
 const MOST_ROWS: usize = 256;
 const LEAST_SHORT: usize = 16;
@@ -101,10 +97,6 @@ impl Pass {
         let length = self.dims[points].length;
         let step = row(&self.dims[points]).abs();
         if !fits || !whole || step > 2 * unit * run as i64 {
-            return None;
-        }
-        // A few words are gathered into short rows.
-        if !joins && self.unit == 4 && count <= FEW && length < SHORT_WORDS {
             return None;
         }
         // Short rows: a block takes several, of the dimensions that follow on the dense side. A source may have small

@@ -1,9 +1,10 @@
 //! Tiles, where the fastest dimension of the source is not that of the target.
 
-use super::{LEAST_ACROSS, LONGEST_RUN, Launch, Parameters, Pass, SECTOR, Step, VECTOR, WORD};
+use super::{LEAST_ACROSS, LEAST_PLANE, LONGEST_RUN, Launch, Parameters, Pass, SECTOR, Step, VECTOR, WORD};
 use crate::kernels::parameters::{Dim, Group, Tile};
 use crate::kernels::table::{KERNELS, Kernel};
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// Tiles of small units are at least one part in so many full.
 const FULL: usize = 8;
@@ -11,21 +12,24 @@ const FULL: usize = 8;
 /// Large units and runs are read from the cache where their neighbours follow after at most so many places. Copies of at
 /// most so many bytes stay in the cache as a whole, by the most places.
 const LONGEST_CACHED: usize = 16;
-const CACHED_WHOLE: [(usize, usize); 3] = [(6 << 20, 200), (13 << 20, 56), (20 << 20, 24)];
+const CACHED_WHOLE: [(usize, usize); 3] = [(6 << 20, 200), (14 << 20, 56), (20 << 20, 24)];
 
-/// The same for units of 4 bytes, and for those of 1 and 2 bytes in rows that are too short for `shifted`.
+/// The same for units of 4 bytes.
 const LONGEST_CACHED_WORDS: usize = 32;
+
+/// Where the lines of the source are near each other, bytes in odd rows are gathered up to so many places, and halves in tiles
+/// with so many bytes at the shorter side.
 const LONGEST_CACHED_BYTES: usize = 96;
 const LONGEST_CACHED_HALVES: usize = 1024;
+const SHORT_HALVES: Range<usize> = 62..128;
 
 /// The most bytes of a pixel, and the least bytes across a tile of pixels.
 const LONGEST_PIXEL: usize = 7;
 const LEAST_OF_PIXELS: usize = 48;
 
-/// The least bytes across a tile of `shifted`, for halves where gathering is slower, and the most: of the source's rows without a word for the neighbours, and
+/// The least bytes across a tile of `shifted`, and the most: of the source's rows without a word for the neighbours, and
 /// of the target's with a part before the tile.
 const SHIFTED_LEAST: usize = 62;
-const SHIFTED_HALVES: usize = 98;
 const SHIFTED_I: usize = 31 * WORD;
 const SHIFTED_O: usize = 64 * WORD;
 
@@ -129,8 +133,10 @@ impl Pass {
         let whole = WHOLE.iter().find(fits);
         // Pieces of less than a sector are better gathered where the next ones are near.
         let (fastest, next) = (&self.dims[0], self.dims.get(1));
+        let is_near = fastest.from.unsigned_abs() * (fastest.length as u64) < LEAST_PLANE;
         let is_piece = self.run == 1 && (fastest.length * self.unit) < SECTOR as usize;
-        if whole.is_none() && is_piece && next.is_some_and(|next| next.from.unsigned_abs() < SECTOR) {
+        let nearest = if is_near { 2 * SECTOR } else { SECTOR };
+        if whole.is_none() && is_piece && next.is_some_and(|next| next.from.unsigned_abs() < nearest) {
             return None;
         }
         let in_words = |whole: &Whole| {
@@ -140,13 +146,15 @@ impl Pass {
         if let Some(whole) = whole.filter(|whole| whole.vector == VECTOR) {
             return Some(in_words(whole));
         }
-        let (until, across_bytes) = (self.until(i), self.unit * self.dims[i].length.min(fastest.length));
-        let is_short = (SHIFTED_LEAST..SHIFTED_HALVES).contains(&across_bytes);
-        if self.unit == 2 && is_short && until <= LONGEST_CACHED_HALVES {
+        // Odd rows of small adjacent units are gathered where they are short.
+        let (until, adjacent) = (self.until(i), self.dims[i].from == self.unit as i64);
+        let side = self.unit * self.dims[i].length.min(fastest.length);
+        let is_short = is_near && adjacent && until <= LONGEST_CACHED_HALVES && SHORT_HALVES.contains(&side);
+        if is_short && self.unit == 2 {
             return None;
         }
         let launch = self.shifted(i).or_else(|| whole.map(in_words));
-        if launch.is_none() && (self.unit, self.dims[i].from) == (1, 1) && until <= LONGEST_CACHED_BYTES {
+        if launch.is_none() && self.unit == 1 && adjacent && is_near && until <= LONGEST_CACHED_BYTES {
             return None;
         }
         launch.or_else(|| Some(self.tiled(TILES[index], &group_i, &group_o, (across, across), 0)))
