@@ -249,10 +249,11 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     assert_eq!(chosen(DType::UINT8, &[40, 500, 4], &[0, 2, 1]), [Split1]);
     let gaps = layout(DType::UINT8, &[40, 4, 70], Some(&[288, 1, 4]));
     assert_eq!(check(&gaps, &layout(DType::UINT8, &[40, 4, 70], None), (0, 0)).unwrap(), [Split1]);
-    let pairs = layout(DType::FLOAT32, &[300, 110, 2], Some(&[3, 900, 2]));
-    assert_eq!(check(&pairs, &layout(DType::FLOAT32, &[300, 110, 2], None), (0, 0)).unwrap(), [Tile4]);
-    let pairs = layout(DType::FLOAT32, &[110, 300, 2], Some(&[3, 330, 2]));
-    assert_eq!(check(&pairs, &layout(DType::FLOAT32, &[110, 300, 2], None), (0, 0)).unwrap(), [Tile4]);
+    for (columns, kernel) in [(146, Tile4), (145, Flat4)] {
+        let pairs = layout(DType::FLOAT32, &[300, columns, 2], Some(&[3, 900, 2]));
+        let compact = layout(DType::FLOAT32, &[300, columns, 2], None);
+        assert_eq!(check(&pairs, &compact, (0, 0)).unwrap(), [kernel], "lines over {columns} times 3,600 bytes");
+    }
     let narrow = layout(DType::FLOAT16, &[3, 1000, 4], Some(&[-8, 24, 2]));
     assert_eq!(check(&narrow, &layout(DType::FLOAT16, &[3, 1000, 4], None), (0, 0)).unwrap(), [Flat2]);
     let planes = layout(DType::FLOAT32, &[2, 1000, 3], Some(&[1, 8, 2]));

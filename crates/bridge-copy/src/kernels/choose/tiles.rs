@@ -146,15 +146,14 @@ impl Pass {
         if let Some(whole) = whole.filter(|whole| whole.vector == VECTOR) {
             return Some(in_words(whole));
         }
-        // Odd rows of small adjacent units are gathered where they are short.
-        let (until, adjacent) = (self.until(i), self.dims[i].from == self.unit as i64);
+        // Small units in odd rows that are near each other are gathered: bytes, and halves where a side is short.
+        let (until, is_odd) = (self.until(i), is_near && self.dims[i].from == self.unit as i64);
         let side = self.unit * self.dims[i].length.min(fastest.length);
-        let is_short = is_near && adjacent && until <= LONGEST_CACHED_HALVES && SHORT_HALVES.contains(&side);
-        if is_short && self.unit == 2 {
+        if self.unit == 2 && is_odd && until <= LONGEST_CACHED_HALVES && SHORT_HALVES.contains(&side) {
             return None;
         }
         let launch = self.shifted(i).or_else(|| whole.map(in_words));
-        if launch.is_none() && self.unit == 1 && adjacent && is_near && until <= LONGEST_CACHED_BYTES {
+        if launch.is_none() && self.unit == 1 && is_odd && until <= LONGEST_CACHED_BYTES {
             return None;
         }
         launch.or_else(|| Some(self.tiled(TILES[index], &group_i, &group_o, (across, across), 0)))
