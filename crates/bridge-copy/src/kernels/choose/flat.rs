@@ -21,7 +21,7 @@ const FLATS: [(Kernel, u32); 5] =
     [(Kernel::Flat1, 4), (Kernel::Flat2, 4), (Kernel::Flat4, 4), (Kernel::Flat8, 4), (Kernel::Flat16, 2)];
 /// With the bytes of an item, and the items of a thread.
 const GATHERS: [(Kernel, usize, u32); 4] =
-    [(Kernel::Gather1, 4, 4), (Kernel::Gather2, 8, 4), (Kernel::Gather4, 16, 2), (Kernel::Gather8, 16, 2)];
+    [(Kernel::Gather1, 4, 4), (Kernel::Gather2, 8, 2), (Kernel::Gather4, 16, 2), (Kernel::Gather8, 16, 2)];
 const TURNS: [Kernel; 4] = [Kernel::Turn1, Kernel::Turn2, Kernel::Turn4, Kernel::Turn8];
 const ROWS: [Kernel; 3] = [Kernel::Rows1, Kernel::Rows2, Kernel::Rows4];
 
