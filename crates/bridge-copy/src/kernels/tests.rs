@@ -277,6 +277,80 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     assert_eq!(check(&three, &layout(DType::UINT8, &[100, 3], Some(&[4, 1])), (0, 0)).unwrap(), [Flat1]);
 }
 
+/// The plan into a compact target, from lengths and the source's strides in bytes, the fastest dimension first.
+fn plan(dtype: DType, dims: &[(i64, i64)]) -> Launch {
+    let shape: Vec<_> = dims.iter().rev().map(|dim| dim.0).collect();
+    let strides: Vec<_> = dims.iter().rev().map(|dim| dim.1 / dtype.itemsize().unwrap() as i64).collect();
+    let (from, to) = (layout(dtype, &shape, Some(&strides)), layout(dtype, &shape, None));
+    choose(Walk::new(&from, &to).unwrap(), (0, 0), 0).unwrap().remove(0)
+}
+
+/// Each pair is on two sides of a rule.
+#[test]
+fn what_was_measured_decides_who_copies() {
+    use Kernel::*;
+    const U8: DType = DType::UINT8;
+    const F16: DType = DType::FLOAT16;
+    const F32: DType = DType::FLOAT32;
+    const F64: DType = DType::FLOAT64;
+    const C128: DType = DType::COMPLEX128;
+    for (dtype, dims, kernel) in [
+        // Halves of one row, in copies of 8 and 12 MiB.
+        (F16, &[(4 << 20, 4)][..], Gather2),
+        (F16, &[(6 << 20, 4)], Flat2),
+        // Two bytes at each place, whose lines are far from each other and near.
+        (U8, &[(2, 2), (6545, 11580), (2895, 4)], Tile1),
+        (U8, &[(2, 2), (328, 388), (97, 4), (88, 127264)], Flat1),
+        // Four bytes, whose next ones are near.
+        (U8, &[(4, 14), (7, 1), (518778, 56)], Gather1),
+        // Pairs of doubles in copies of 24 and 6 MiB.
+        (F64, &[(2, 16), (1256, 39680), (1240, 32)], Tile8),
+        (F64, &[(2, 16), (549, 23552), (736, 32)], Flat8),
+        // Items of several planes, and of one.
+        (F64, &[(3, 9787152), (3, 3262384), (2291, 8), (89, 36656)], Flat8),
+        (F64, &[(3, 9787152), (5, 1087464), (1374, 8), (89, 10992)], Gather8),
+        // Rows of 1,280 and 6,480 channels.
+        (F32, &[(160, 32), (8, 4), (24, 1556480), (152, 5120)], Gather4),
+        (F32, &[(432, 64), (15, 4), (768, 55296)], Split4),
+        // Vectors whose neighbours follow soon; which are lines apart.
+        (C128, &[(36, 960), (59, 16), (25, 898560), (13, 34560)], Flat16),
+        (C128, &[(64, 400384), (135, 16), (184, -2176)], Tile16),
+        (C128, &[(356, 163840), (2, 40960), (320, 128)], Flat16),
+        // Runs of large units, and of seven bytes.
+        (F64, &[(2, 8), (15, 1253376), (24, 52224), (7, 24), (272, 192)], Flat8),
+        (U8, &[(7, 1), (2156648, 16), (2, 8)], Gather1),
+        // Odd rows that are near each other and far.
+        (F16, &[(64, 6512), (37, 2), (64, 416768), (87, 74)], Gather2),
+        (F16, &[(63, 346112), (256, 2), (338, -512)], Shifted2),
+        (U8, &[(40, 274), (134, 1), (2560, 21920)], Gather1),
+        (U8, &[(49, 1008000), (1008000, 1)], Tile1),
+        // Long rows and short ones in reverse.
+        (F16, &[(216, -2), (46800, 432)], Gather2),
+        (F16, &[(7, -2), (2655126, 14)], Mix2),
+    ] {
+        assert_eq!(plan(dtype, dims).kernel, kernel, "{dtype} {dims:?}");
+    }
+    let repeats = plan(F32, &[(5000, 32), (8, 4), (40, 0)]).kernel;
+    assert_ne!(repeats, Split4, "words that repeat are in the cache");
+    // 72 units of two tiles of 64 are joined by the next dimension of the source; 53 of one are not.
+    let Parameters::Tile(tile) = plan(F64, &[(53, 576), (72, 8), (8, 32256), (81, 0)]).parameters else {
+        panic!("it is not in tiles")
+    };
+    assert_eq!((tile.i.total, tile.o.total), (72 * 81, 53));
+}
+
+#[test]
+fn offsets_have_32_bits_where_all_fit() {
+    for (length, near) in [(1023, 1), (1024, 0)] {
+        for stride in [1 << 21, -1 << 21] {
+            let Parameters::Flat(flat) = plan(DType::UINT8, &[(length, stride)]).parameters else {
+                panic!("it is not flat")
+            };
+            assert_eq!(flat.near, near, "{length} times {stride} bytes");
+        }
+    }
+}
+
 #[test]
 fn more_than_two_to_the_31_units_are_several_launches() {
     // 2^33 bytes, transposed; a byte of each; one run.
