@@ -1,4 +1,4 @@
-// Kernels that walk the target in its own order, with offsets of 32 bits where these suffice: that halves the arithmetic.
+// Kernels that walk the target in its own order, with offsets of 32 bits where these suffice: that saves arithmetic.
 #pragma once
 #include "common.cuh"
 #include "window.cuh"

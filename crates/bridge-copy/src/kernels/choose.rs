@@ -39,14 +39,14 @@ const LEAST_ACROSS: usize = 12;
 /// The most units that a tile keeps together.
 const LONGEST_RUN: usize = 2;
 
-/// In copies of at least so many bytes, two large units with gaps between them are moved in tiles, and halves of one row are
-/// stored one by one. Smaller copies stay in the cache.
+/// Copies of fewer bytes stay in the cache: pairs of large units with gaps between them are not moved in tiles there, and
+/// halves of one row not stored one by one.
 const LEAST_APART: usize = 10 << 20;
 
 /// Lines of the source that are next to each other in the target stay in the cache where they reach over fewer bytes.
 const LEAST_PLANE: u64 = 512 << 10;
 
-/// Points in a line of the cache are gathered where they have fewer large units in all.
+/// Points in one line of the cache are gathered where the two fastest dimensions have fewer units of 4 bytes and more.
 const LEAST_OF_LINE: usize = 2304;
 
 /// A launch, with offsets instead of addresses.
@@ -167,8 +167,8 @@ impl Pass {
         self.flat()
     }
 
-    /// Returns whether points of a few large units, which are next to each other along dimension `i`, are in a line of the
-    /// cache.
+    /// Returns whether the target's fastest dimension steps by at most a line of the cache, and its next one, which is `i`, is
+    /// the fastest of the source, with few units in both.
     fn is_in_line(&self, i: usize) -> bool {
         let (points, channels) = (&self.dims[0], &self.dims[i]);
         i == 1 && points.from.unsigned_abs() <= LINE && points.length * channels.length < LEAST_OF_LINE

@@ -309,6 +309,7 @@ fn what_was_measured_decides_who_copies() {
         // Items of several planes, and of one.
         (F64, &[(3, 9787152), (3, 3262384), (2291, 8), (89, 36656)], Flat8),
         (F64, &[(3, 9787152), (5, 1087464), (1374, 8), (89, 10992)], Gather8),
+        (F32, &[(6, 7741440), (4, -60480), (37, 4), (13, 241920), (14, 4320), (27, 0)], Gather4),
         // Rows of 1,280 and 6,480 channels.
         (F32, &[(160, 32), (8, 4), (24, 1556480), (152, 5120)], Gather4),
         (F32, &[(432, 64), (15, 4), (768, 55296)], Split4),
@@ -324,6 +325,9 @@ fn what_was_measured_decides_who_copies() {
         (F16, &[(63, 346112), (256, 2), (338, -512)], Shifted2),
         (U8, &[(40, 274), (134, 1), (2560, 21920)], Gather1),
         (U8, &[(49, 1008000), (1008000, 1)], Tile1),
+        // Pieces of 7 and 14 bytes, 56 and 32 bytes from the next ones, whose lines are near and far.
+        (U8, &[(7, 7), (59, 56), (7, 1), (12616, 3304)], Gather1),
+        (F16, &[(7, 2999808), (93744, 32), (8, 0)], Tile2),
         // Long rows and short ones in reverse.
         (F16, &[(216, -2), (46800, 432)], Gather2),
         (F16, &[(7, -2), (2655126, 14)], Mix2),
@@ -339,15 +343,25 @@ fn what_was_measured_decides_who_copies() {
     assert_eq!((tile.i.total, tile.o.total), (72 * 81, 53));
 }
 
+/// Those of both sides, and the sum of all dimensions.
 #[test]
 fn offsets_have_32_bits_where_all_fit() {
-    for (length, near) in [(1023, 1), (1024, 0)] {
+    let near = |from: &Layout, to: &Layout| {
+        let launches = choose(Walk::new(from, to).unwrap(), (0, 0), 0).unwrap();
+        let Parameters::Flat(flat) = &launches[0].parameters else { panic!("it is not flat: {launches:?}") };
+        flat.near == 1
+    };
+    let bytes = |shape: &[i64], strides: Option<&[i64]>| layout(DType::UINT8, shape, strides);
+    for (length, fits) in [(1023, true), (1024, false)] {
         for stride in [1 << 21, -1 << 21] {
-            let Parameters::Flat(flat) = plan(DType::UINT8, &[(length, stride)]).parameters else {
-                panic!("it is not flat")
-            };
-            assert_eq!(flat.near, near, "{length} times {stride} bytes");
+            let (far, compact) = (bytes(&[length], Some(&[stride])), bytes(&[length], None));
+            assert_eq!(near(&far, &compact), fits, "{length} times {stride} bytes");
+            assert!(stride < 0 || near(&compact, &far) == fits, "{length} times {stride} bytes of the target");
         }
+    }
+    for (length, fits) in [(511, true), (512, false)] {
+        let sum = bytes(&[length, 512], Some(&[1 << 21, 1 << 21]));
+        assert_eq!(near(&sum, &bytes(&[length, 512], None)), fits, "{length} and 512 times 2 MiB");
     }
 }
 

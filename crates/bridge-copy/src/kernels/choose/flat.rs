@@ -5,7 +5,7 @@ use crate::kernels::parameters::{Flat, dims};
 use crate::kernels::table::Kernel;
 
 /// Rows of at least so many bytes are copied as a whole at any address, by the binary logarithm of the unit: into a target
-/// without gaps, whose units can be gathered, and into others. Larger units take as long one by one.
+/// without gaps, whose units can be gathered (`usize::MAX`: always), and into others. Larger units take as long one by one.
 const LONG_ROWS: [(usize, usize); 3] = [(128, 64), (128, 128), (usize::MAX, 256)];
 
 /// The most units of a row that are stored one by one where the next row is far.

@@ -9,16 +9,16 @@ use std::ops::Range;
 /// Tiles of small units are at least one part in so many full.
 const FULL: usize = 8;
 
-/// Large units and runs are read from the cache where their neighbours follow after at most so many places. Copies of at
-/// most so many bytes stay in the cache as a whole, by the most places.
+/// Units of 8 and 16 bytes, and runs of small ones, are read from the cache where their neighbours follow after at most so
+/// many places. Copies of units of 8 and 16 bytes that have at most so many bytes stay in the cache, with more places.
 const LONGEST_CACHED: usize = 16;
 const CACHED_WHOLE: [(usize, usize); 3] = [(6 << 20, 200), (14 << 20, 56), (20 << 20, 24)];
 
 /// The same for units of 4 bytes.
 const LONGEST_CACHED_WORDS: usize = 32;
 
-/// Where the lines of the source are near each other, bytes in odd rows are gathered up to so many places, and halves in tiles
-/// with so many bytes at the shorter side.
+/// Where the lines of the source are near each other and no vectors fit, halves are gathered up to so many places in tiles
+/// with so many bytes at the shorter side, and bytes where no words fit.
 const LONGEST_CACHED_BYTES: usize = 96;
 const LONGEST_CACHED_HALVES: usize = 1024;
 const SHORT_HALVES: Range<usize> = 62..128;
@@ -78,7 +78,8 @@ impl Pass {
             return Some(launch);
         }
         // Runs fill a tile worse, the longer they are. Those of large units are read as they lie.
-        if self.run > if self.unit < VECTOR / 2 || self.apart > 1 { LONGEST_RUN } else { 1 } {
+        let longest = if self.unit < VECTOR / 2 || self.apart > 1 { LONGEST_RUN } else { 1 };
+        if self.run > longest {
             return None;
         }
         if self.is_soon(i) {
@@ -111,8 +112,8 @@ impl Pass {
         for (group, stride) in [(&mut group_i, (|dim| dim.from) as fn(&Step) -> i64), (&mut group_o, |dim| dim.to)] {
             while group.len() < Group::MOST {
                 let last = &self.dims[group[group.len() - 1]];
-                let end = stride(last) * last.length as i64;
-                let Some(next) = rest.iter().position(|d| stride(&self.dims[*d]) == end) else { break };
+                let end = stride(last).checked_mul(last.length as i64);
+                let Some(next) = rest.iter().position(|d| Some(stride(&self.dims[*d])) == end) else { break };
                 group.push(rest.remove(next));
             }
         }
@@ -133,9 +134,9 @@ impl Pass {
         let whole = WHOLE.iter().find(fits);
         // Pieces of less than a sector are better gathered where the next ones are near.
         let (fastest, next) = (&self.dims[0], self.dims.get(1));
-        let is_near = fastest.from.unsigned_abs() * (fastest.length as u64) < LEAST_PLANE;
+        let lines_are_near = fastest.from.unsigned_abs() * (fastest.length as u64) < LEAST_PLANE;
         let is_piece = self.run == 1 && (fastest.length * self.unit) < SECTOR as usize;
-        let nearest = if is_near { 2 * SECTOR } else { SECTOR };
+        let nearest = if lines_are_near { 2 * SECTOR } else { SECTOR };
         if whole.is_none() && is_piece && next.is_some_and(|next| next.from.unsigned_abs() < nearest) {
             return None;
         }
@@ -146,14 +147,14 @@ impl Pass {
         if let Some(whole) = whole.filter(|whole| whole.vector == VECTOR) {
             return Some(in_words(whole));
         }
-        // Small units in odd rows that are near each other are gathered: bytes, and halves where a side is short.
-        let (until, is_odd) = (self.until(i), is_near && self.dims[i].from == self.unit as i64);
+        // Small adjacent units are gathered where lines are near: halves where a side is short, and bytes without words.
+        let (until, is_dense) = (self.until(i), lines_are_near && self.dims[i].from == self.unit as i64);
         let side = self.unit * self.dims[i].length.min(fastest.length);
-        if self.unit == 2 && is_odd && until <= LONGEST_CACHED_HALVES && SHORT_HALVES.contains(&side) {
+        if self.unit == 2 && is_dense && until <= LONGEST_CACHED_HALVES && SHORT_HALVES.contains(&side) {
             return None;
         }
         let launch = self.shifted(i).or_else(|| whole.map(in_words));
-        if launch.is_none() && self.unit == 1 && is_odd && until <= LONGEST_CACHED_BYTES {
+        if launch.is_none() && self.unit == 1 && is_dense && until <= LONGEST_CACHED_BYTES {
             return None;
         }
         launch.or_else(|| Some(self.tiled(TILES[index], &group_i, &group_o, (across, across), 0)))
