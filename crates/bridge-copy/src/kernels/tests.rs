@@ -319,6 +319,7 @@ fn what_was_measured_decides_who_copies() {
         (C128, &[(356, 163840), (2, 40960), (320, 128)], Flat16),
         // Runs of large units, and of seven bytes.
         (F64, &[(2, 8), (15, 1253376), (24, 52224), (7, 24), (272, 192)], Flat8),
+        (F32, &[(6, 4), (656, 112), (16, 4114432), (4, 28), (56, 73472)], Gather4),
         (U8, &[(7, 1), (2156648, 16), (2, 8)], Gather1),
         // Odd rows that are near each other and far.
         (F16, &[(64, 6512), (37, 2), (64, 416768), (87, 74)], Gather2),
@@ -334,7 +335,7 @@ fn what_was_measured_decides_who_copies() {
     ] {
         assert_eq!(plan(dtype, dims).kernel, kernel, "{dtype} {dims:?}");
     }
-    let repeats = plan(F32, &[(5000, 32), (8, 4), (40, 0)]).kernel;
+    let repeats = plan(F32, &[(5000, 32), (8, 4), (3, 0)]).kernel;
     assert_ne!(repeats, Split4, "words that repeat are in the cache");
     // 72 units of two tiles of 64 are joined by the next dimension of the source; 53 of one are not.
     let Parameters::Tile(tile) = plan(F64, &[(53, 576), (72, 8), (8, 32256), (81, 0)]).parameters else {
