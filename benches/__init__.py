@@ -17,7 +17,6 @@ BENCHES = (
     "copies",
     "files",
     "host-copies",
-    "hosts",
     "keeper",
     "moves",
     "pages",

@@ -33,20 +33,6 @@ def test_the_import_takes_neither_frameworks_nor_what_is_needed_later() -> None:
     assert run(code) == "[]\n"
 
 
-def test_tickets_of_this_host_import_nothing_for_other_hosts() -> None:
-    code = """
-        import sys, numpy, truebridge as tb
-        tb.processes.configure(shares=100)
-        ticket = tb.share(numpy.zeros(3))
-        opened = [tb.open(one, "numpy") for one in (ticket, ticket.text, bytes(ticket))]
-        del opened
-        tb.revoke(ticket)
-        print("truebridge._hosts" in sys.modules)
-        print(tb.processes.HostTicket.__module__)
-    """
-    assert run(code) == "False\ntruebridge._hosts\n"
-
-
 def test_the_import_takes_less_than_30_ms() -> None:
     code = """
         import time

@@ -282,47 +282,6 @@ def test_a_tensor_transport_goes_between_nodes(cluster: Cluster, tmp_path: Path)
         answer(cluster.far, lambda self: tb.ray.register())
 
 
-def test_tensors_of_every_framework_go_between_nodes_by_tickets_for_hosts(cluster: Cluster) -> None:
-    pytest.importorskip("nixl_cu12")
-    tensorflow, jax = pytest.importorskip("tensorflow"), pytest.importorskip("jax")
-
-    def only_by_ticket(self: Any) -> None:
-        def fetched(*_: Any) -> Any:
-            raise AssertionError("the object store moves a tensor")
-
-        tb.ray._fetched = fetched
-
-    tb.ray.register(["torch", "tensorflow", "jax", "numpy"], reach="hosts")
-    far = cluster.actor("far")
-    try:
-        answer(far, only_by_ticket)
-        made = [torch.ones(MANY, dtype=torch.bfloat16), tensorflow.ones(MANY), jax.numpy.ones(MANY), np.ones(MANY)]
-        ref = ray.put({"made": made, "step": 7})
-        kinds = answer(far, lambda self, x: [type(y).__module__.partition(".")[0] for y in x["made"]], ref)
-        assert kinds == ["torch", "tensorflow", "jaxlib", "numpy"]
-        sums = answer(far, lambda self, x: [float(tb.to_numpy(y).astype("float32").sum()) for y in x["made"]], ref)
-        assert sums == [MANY] * 4
-        # On this node they are opened in place, and the object store is a way for all that cannot be shared.
-        assert answer(cluster.beside, lambda self, x: [is_shared(y) for y in x["made"][1:]], ref) == [True] * 3
-        answer(far, lambda self: tb.ray.register(target="numpy", device="cpu"))
-        assert answer(far, lambda self, x: type(x["made"][0]).__name__, ref) == "ndarray"
-        # A coroutine needs nothing of Ray for it.
-        answer(far, lambda self: tb.ray.register(reach="hosts"))
-
-        async def total(ref: Any) -> float:
-            return float((await ref).sum())
-
-        assert asyncio.run(total(far.call.remote(ones))) == MANY
-        del ref
-        wait_until(lambda: held() == (0, 0))
-        assert not tb._hosts._here.shares
-        with pytest.raises(tb.BridgeValueError, match="'moon'"):
-            tb.ray.register(reach="moon")  # type: ignore[arg-type]
-    finally:
-        tb.ray.register()
-        ray.kill(far)
-
-
 def test_a_process_may_stop_sending(cluster: Cluster) -> None:
     before = ray.put(torch.ones(MANY))
     tb.ray.unregister()

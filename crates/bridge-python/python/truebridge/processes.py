@@ -8,15 +8,14 @@ One process shares tensors and sends a ticket, by any channel. Another opens the
     model = tb.open(text, "tensorflow")  # in another: the same memory
 
 The first process keeps the memory until the ticket has expired and every process that opened it has dropped the
-tensors, or has ended. Long-running programs share under names: see ``serve`` and ``connect``. A ticket with
-``reach="hosts"`` is for processes of other hosts, which receive a copy.
+tensors, or has ended. Long-running programs share under names: see ``serve`` and ``connect``.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
 from ._core import Ticket
@@ -27,25 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ._core import Device, Order, Target
-    from ._hosts import HostTicket
-else:
 
-    def __getattr__(name: str) -> object:
-        if name != "HostTicket":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from ._hosts import HostTicket
-
-        return HostTicket
-
-
-__all__ = ["HostTicket", "Ticket", "configure", "end", "held", "open", "revoke", "road", "share"]
+__all__ = ["Ticket", "configure", "end", "held", "open", "revoke", "road", "share"]
 
 Writing = Literal["private", "never", "shared"]
 
 atexit.register(_core.ipc_close)
 
 
-@overload
 def share(
     x: Any,
     *,
@@ -53,19 +41,7 @@ def share(
     writing: Writing | None = None,
     copy: bool | None = None,
     isolated: bool = False,
-    reach: Literal["host"] = "host",
-) -> Ticket: ...
-@overload
-def share(x: Any, *, expires: float = 60.0, copy: bool | None = None, reach: Literal["hosts"]) -> HostTicket: ...
-def share(
-    x: Any,
-    *,
-    expires: float = 60.0,
-    writing: Writing | None = None,
-    copy: bool | None = None,
-    isolated: bool = False,
-    reach: Literal["host", "hosts"] = "host",
-) -> Ticket | HostTicket:
+) -> Ticket:
     """Share a tensor of any framework with other processes.
 
     The ticket can be opened any number of times, by any process of this user on this machine. This process keeps the
@@ -88,13 +64,10 @@ def share(
     isolated : bool, optional
         Whether to share a copy in a separate allocation. A block of a GPU's allocator holds other tensors as well,
         which a process with the ticket could read.
-    reach : {"host", "hosts"}
-        With ``"hosts"``, processes of other hosts open the ticket, through NIXL, and each receives a copy. See
-        docs/hosts.md: it says who can read what.
 
     Returns
     -------
-    Ticket or HostTicket
+    Ticket
         The ticket. Send it, or its ``text``.
 
     Raises
@@ -140,20 +113,7 @@ def share(
     leaves, tree = shareable(x)
     if isolated and copy is False:
         raise of_kind("argument", "an isolated share is a copy: leave copy=False out")
-    if reach == "host":
-        return _core.ipc_share(leaves, tree, expires, writing, True if isolated else copy)
-    if reach != "hosts" or writing is not None or isolated:
-        text = "reach is 'host' or 'hosts', and other hosts receive a copy: leave writing and isolated out"
-        raise of_kind("argument", text)
-    from . import _hosts
-
-    _hosts.check()
-    ticket = _core.ipc_share(leaves, tree, expires, None, copy)
-    try:
-        return _hosts.share(ticket, expires)
-    except BaseException:
-        _core.ipc_revoke(ticket, False)
-        raise
+    return _core.ipc_share(leaves, tree, expires, writing, True if isolated else copy)
 
 
 def road(x: Any, *, writing: Writing | None = None) -> Literal["passed", "handle", "files", "pool", "copy"]:
@@ -191,7 +151,7 @@ def road(x: Any, *, writing: Writing | None = None) -> Literal["passed", "handle
 
 
 def open(
-    ticket: Ticket | HostTicket | str | bytes,
+    ticket: Ticket | str | bytes,
     target: Target,
     *,
     copy: bool | None = None,
@@ -204,13 +164,12 @@ def open(
 
     Parameters
     ----------
-    ticket : Ticket, HostTicket, str or bytes
+    ticket : Ticket, str or bytes
         The ticket, or its text.
     target : Target
         The name of the framework of the result.
     copy, device, order, permute, read_only
-        As for ``convert``, for each tensor. What comes from another host is received on ``device``; by default on the
-        host, or on the GPU of the same number.
+        As for ``convert``, for each tensor.
 
     Returns
     -------
@@ -236,29 +195,11 @@ def open(
     {'weights': array([1., 1., 1.], dtype=float32), 'step': 7}
     >>> tb.revoke(ticket)
     """
-    elsewhere = _of_hosts(ticket)
-    if elsewhere is None:
-        here = cast("Ticket | str | bytes", ticket)
-        tensors, tree = _core.ipc_open(here, target, copy, device, order, permute, read_only)
-        return tree_of(tree, tensors)
-    from . import _hosts
-
-    tensors, tree = _hosts.open(elsewhere, target, copy, device, order, permute, read_only)
+    tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute, read_only)
     return tree_of(tree, tensors)
 
 
-def _of_hosts(ticket: Ticket | HostTicket | str | bytes) -> HostTicket | None:
-    """Return the ticket for hosts; ``None`` if this is another one."""
-    text = ticket.decode(errors="replace") if isinstance(ticket, bytes) else ticket
-    # The modules for other hosts take milliseconds to import.
-    if isinstance(text, Ticket) or (isinstance(text, str) and '"hosts"' not in text):
-        return None
-    from . import _hosts
-
-    return _hosts.read(text)
-
-
-def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
+def revoke(ticket: Ticket | str | bytes) -> None:
     """End a share of this process now.
 
     A process that has it open keeps the memory until it drops the tensors. It is told, usually within a millisecond.
@@ -266,7 +207,7 @@ def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
 
     Parameters
     ----------
-    ticket : Ticket, HostTicket, str or bytes
+    ticket : Ticket, str or bytes
         The ticket, or its text. One that was revoked already is not an error.
 
     Raises
@@ -286,15 +227,15 @@ def revoke(ticket: Ticket | HostTicket | str | bytes) -> None:
     ...     print(error.kind)
     gone
     """
-    _end(ticket, told=True)
+    _core.ipc_revoke(ticket, True)
 
 
-def end(ticket: Ticket | HostTicket | str | bytes) -> None:
+def end(ticket: Ticket | str | bytes) -> None:
     """Let a ticket of this process expire now. A process that has it open can continue to use it.
 
     Parameters
     ----------
-    ticket : Ticket, HostTicket, str or bytes
+    ticket : Ticket, str or bytes
         The ticket, or its text.
 
     Raises
@@ -312,16 +253,7 @@ def end(ticket: Ticket | HostTicket | str | bytes) -> None:
     >>> weights.sum()
     np.float64(0.0)
     """
-    _end(ticket, told=False)
-
-
-def _end(ticket: Ticket | HostTicket | str | bytes, told: bool) -> None:
-    elsewhere = _of_hosts(ticket)
-    if elsewhere is None:
-        return _core.ipc_revoke(cast("Ticket | str | bytes", ticket), told)
-    from . import _hosts
-
-    return _hosts.revoke(elsewhere, told)
+    _core.ipc_revoke(ticket, False)
 
 
 def configure(
@@ -332,7 +264,6 @@ def configure(
     shares: int | None = None,
     leases: int | None = None,
     nbytes: int | None = None,
-    address: str | None = None,
 ) -> None:
     """Set how this process shares, before its first share.
 
@@ -354,9 +285,6 @@ def configure(
         The most leases that one process may have on what is shared here, 65,536 by default.
     nbytes : int, optional
         The most bytes of memory for copies, without a limit by default.
-    address : str, optional
-        An address of this host, or with a port, at which it listens for processes of other hosts
-        (``share(reach="hosts")``). Without one this process does not share with other hosts.
 
     Raises
     ------
@@ -368,13 +296,7 @@ def configure(
     >>> import truebridge as tb
     >>> tb.processes.configure(shares=100, nbytes=1 << 30)
     """
-    others = folder is not None or users or any(one is not None for one in (connections, shares, leases, nbytes))
-    if others or address is None:
-        _core.ipc_configure(folder, users, connections, shares, leases, nbytes)
-    if folder is not None or address is not None:
-        from . import _hosts
-
-        _hosts.configure(address, folder)
+    _core.ipc_configure(folder, users, connections, shares, leases, nbytes)
 
 
 def held() -> dict[str, int]:

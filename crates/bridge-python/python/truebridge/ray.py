@@ -1,7 +1,7 @@
 """Tensors of every framework between the actors and tasks of Ray.
 
 After ``register()``, in the driver and in the workers, Ray passes tensors between processes of one node by ticket, in
-place, and between nodes by its object store, with one copy at each end, or with ``reach="hosts"`` by NIXL::
+place, and between nodes by its object store, with one copy at each end::
 
     ray.init(runtime_env={"worker_process_setup_hook": "truebridge.ray.register"})
     truebridge.ray.register()
@@ -23,14 +23,13 @@ from collections import ChainMap
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import PickleBuffer
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from . import _hosts
 from ._core import Ticket, convert
 from ._frameworks import ALL
 from .errors import BridgeError, of_kind
-from .processes import configure, end, open, share
+from .processes import end, open, share
 
 try:
     import ray
@@ -70,7 +69,6 @@ class _Settings:
     smallest: int = 0
     expires: float = _LONG
     transport: str | None = None
-    to_hosts: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,6 @@ class _Passed:
     node: str
     #: The name of a tensor transport, the number of the object in it, and its metadata.
     transport: tuple[str, str, Any] | None
-    #: The text of a ticket for other hosts.
-    to_hosts: str | None
 
 
 class _Reducers(dict[type, Any]):
@@ -116,7 +112,6 @@ def register(
     smallest: int = 100 << 10,
     expires: float | None = None,
     transport: str | None = None,
-    reach: Literal["host", "hosts"] = "host",
 ) -> None:
     """Let this process pass tensors through Ray by ticket. A second call replaces the choices of the first.
 
@@ -144,10 +139,6 @@ def register(
     transport : str, optional
         A one-sided tensor transport of Ray, such as ``"nixl"``, by which tensors of its class are sent to other nodes,
         instead of the object store. It has to be available in this process.
-    reach : {"host", "hosts"}
-        With ``"hosts"``, tensors of every framework go to other nodes by tickets for other hosts, instead of the object
-        store: see docs/hosts.md. The address is that of Ray's node, unless ``processes.configure`` has named one.
-        Tensors that ``transport`` sends go by that.
 
     Raises
     ------
@@ -169,14 +160,12 @@ def register(
         raise of_kind(
             "argument", f"{sorted(unknown)} are not frameworks that Ray's tensors are of: pass some of {known}"
         )
-    if reach not in ("host", "hosts"):
-        raise of_kind("argument", f"reach is 'host' or 'hosts', not {reach!r:.80}")
     maps = _dispatch().maps
     if transport is not None:
         transport = _one_sided(transport)
     _settle()
     long = _LONG if expires is None else float(expires)
-    _settings = _Settings(frozenset(frameworks), device, target, smallest, long, transport, reach == "hosts")
+    _settings = _Settings(frozenset(frameworks), device, target, smallest, long, transport)
     if not any(known is _reducers for known in maps):
         # After the serializers that were registered by class: they have precedence.
         maps.append(_reducers)
@@ -252,13 +241,12 @@ def _reduced(framework: str, x: Any) -> Any:
     ends: list[Callable[[], object]] = [functools.partial(end, ticket)]
     try:
         transport = _sent(settings.transport, ticket, framework, x, ends)
-        to_hosts = _to_hosts(ticket, settings, ends) if settings.to_hosts and transport is None else None
         token = _kept(context, ends)
     except BaseException:
         _end(ends)
         raise
     node = ray.get_runtime_context().get_node_id()
-    passed = _Passed(ticket.text, framework, ALL[framework].on_gpu(x), node, transport, to_hosts)
+    passed = _Passed(ticket.text, framework, ALL[framework].on_gpu(x), node, transport)
     return _received, (passed, *token)
 
 
@@ -329,20 +317,6 @@ def _sent(
     return name, number, about
 
 
-def _to_hosts(ticket: Ticket, settings: _Settings, ends: list[Callable[[], object]]) -> str | None:
-    """Let other hosts open a ticket. Without NIXL the object store moves its tensor."""
-    try:
-        if not _hosts.has_address():
-            configure(address=ray.util.get_node_ip_address())
-        made = _hosts.share(ticket, settings.expires)
-    except BridgeError as refused:
-        _log.info("Ray's object store moves tensors to other nodes: %s", refused)
-        return None
-    # It ends the ticket of this host as well.
-    ends[:1] = [functools.partial(end, made)]
-    return made.text
-
-
 def _received(passed: _Passed, *token: Any) -> Any:
     """Return the tensor that was passed."""
     # The caller has it as well. Here it would stay in the traceback of an error.
@@ -353,13 +327,6 @@ def _received(passed: _Passed, *token: Any) -> Any:
         return open(ticket, target, device=device)
     if device is None:
         device = "cuda" if passed.on_gpu else "cpu"
-    if passed.to_hosts is not None:
-        try:
-            return open(passed.to_hosts, target, device=device)
-        except BridgeError as refused:
-            # The other ways are for a node without NIXL.
-            if refused.kind != "missing":
-                raise
     if passed.transport is None:
         return convert(_fetched(ticket, passed.node), target, copy=True, device=device)
     name, number, about = passed.transport
