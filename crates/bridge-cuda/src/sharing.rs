@@ -97,9 +97,6 @@ pub trait Sharing: Send + Sync {
     /// Returns the device of this process with that name.
     fn device_with(&self, uuid: &[u8; 16]) -> Result<Option<Device>>;
 
-    /// Makes the primary context of the device current on this thread, for code that looks for it there. It stays.
-    fn make_current(&self, device: Device) -> Result<()>;
-
     /// Returns how the memory at these addresses leaves the process; `None` where it does not, such as memory of a
     /// pool that was not made to be shared.
     fn outlet(&self, device: Device, bytes: &Range<usize>) -> Result<Option<Outlet>>;
@@ -163,10 +160,6 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
     fn uuid(&self, device: Device) -> Result<[u8; 16]> {
         let _entered = self.enter(device)?;
         self.checked(self.driver().uuid(device.index))
-    }
-
-    fn make_current(&self, device: Device) -> Result<()> {
-        self.enter(device).map(std::mem::forget)
     }
 
     fn device_with(&self, uuid: &[u8; 16]) -> Result<Option<Device>> {

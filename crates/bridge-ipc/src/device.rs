@@ -16,7 +16,7 @@ use crate::own::Own;
 use crate::ticket::random;
 use crate::wire::{Hex, Segment, Uuid};
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Result, Reuse, Stream};
-use bridge_cuda::{Opened, Outlet, Way, link, ordering, sharing};
+use bridge_cuda::{Opened, Outlet, Way, ordering, sharing};
 pub(crate) use closer::later;
 use orders::lane;
 pub(crate) use orders::{Orders, Role, lend_after, stream};
@@ -251,28 +251,6 @@ pub(crate) fn drop_after(streams: &[(Device, Stream)], what: Arc<dyn Any + Send 
     for (device, stream) in streams {
         let waiting = Retired { device: *device, then: Then::Drop(Arc::clone(&what)) };
         ordering().retire(*device, *stream, Box::new(waiting));
-    }
-}
-
-/// The work that a stream held when this was made.
-pub(crate) struct Mark(Device, Option<bridge_cuda::Mark>);
-
-impl Mark {
-    pub(crate) fn new(device: Device, stream: Stream) -> Result<Self> {
-        Ok(Self(device, Some(link()?.mark(device, stream)?)))
-    }
-
-    /// Returns whether the work has run.
-    pub(crate) fn is_reached(&self) -> Result<bool> {
-        self.1.as_ref().map_or(Ok(true), |mark| link()?.is_reached(self.0, mark))
-    }
-}
-
-impl Drop for Mark {
-    fn drop(&mut self) {
-        if let (Ok(link), Some(mark)) = (link(), self.1.take()) {
-            link.release(self.0, mark);
-        }
     }
 }
 

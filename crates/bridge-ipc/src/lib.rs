@@ -55,7 +55,6 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod carried;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(not(feature = "cuda"))]
@@ -81,7 +80,6 @@ mod tensor;
 mod ticket;
 mod wire;
 
-pub use carried::{Block, Incoming, Outgoing, free_idle};
 pub use exporter::{Exporter, Held};
 pub use importer::{Leases, Opened, StaysMapped, check, is_leasing, open};
 pub use line::while_waiting;

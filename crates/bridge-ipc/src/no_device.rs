@@ -71,18 +71,6 @@ pub(crate) fn drop_after(_: &[(Device, Stream)], what: Arc<dyn Any + Send + Sync
     drop(what);
 }
 
-pub(crate) struct Mark(Infallible);
-
-impl Mark {
-    pub(crate) fn new(_: Device, _: Stream) -> Result<Self> {
-        missing()
-    }
-
-    pub(crate) fn is_reached(&self) -> Result<bool> {
-        match self.0 {}
-    }
-}
-
 pub(crate) struct Lending {
     pub(crate) segment: Segment,
     pub(crate) files: Vec<Arc<OwnedFd>>,

@@ -26,7 +26,7 @@ use std::time::Duration;
 const MAX_TREE: usize = 1 << 20;
 
 /// The most tensors of a ticket.
-pub(crate) const MAX_TENSORS: usize = 1 << 16;
+const MAX_TENSORS: usize = 1 << 16;
 
 /// Tensors that one ticket will open together.
 ///
@@ -38,17 +38,17 @@ pub struct Parcel {
     writing: Option<Writing>,
     /// Whether a keeper is to keep the memory beyond the end of this process.
     outlives: bool,
-    pub(crate) segments: Vec<Part>,
-    pub(crate) tensors: Vec<Described>,
+    segments: Vec<Part>,
+    tensors: Vec<Described>,
     transfers: Vec<Transfer>,
     /// The tensors, which keep the segments that they lie in.
-    pub(crate) owners: Vec<Box<dyn Any + Send + Sync>>,
+    owners: Vec<Box<dyn Any + Send + Sync>>,
     /// The streams in which the owners of device memory work.
-    pub(crate) streams: Vec<(Device, Stream)>,
+    streams: Vec<(Device, Stream)>,
     /// What was copied, and all elements, in bytes.
-    pub(crate) bytes: usize,
-    pub(crate) nbytes: usize,
-    pub(crate) about: String,
+    bytes: usize,
+    nbytes: usize,
+    about: String,
     /// Whether an allocator may use some of the memory again when its tensor is dropped.
     is_reused: bool,
 }
@@ -116,7 +116,7 @@ fn is_passed(open: &Open, writing: Option<Writing>) -> bool {
 }
 
 /// A segment of a parcel.
-pub(crate) enum Part {
+enum Part {
     /// Fresh memory of the host.
     Fresh(Arc<Arena>),
     /// Fresh memory of a device.
@@ -180,7 +180,19 @@ impl Parcel {
             let text = format!("a ticket has at most {MAX_TENSORS} tensors: share them in parts");
             return Err(Failed { index: MAX_TENSORS, error: Error::new(ErrorKind::Argument, text) });
         }
-        let mut parcel = Self::empty(writing, outlives);
+        let mut parcel = Self {
+            writing,
+            outlives,
+            segments: Vec::new(),
+            tensors: Vec::new(),
+            transfers: Vec::new(),
+            owners: Vec::new(),
+            streams: Vec::new(),
+            bytes: 0,
+            nbytes: 0,
+            about: String::new(),
+            is_reused: false,
+        };
         let ipc = Ipc::passing();
         let places = parcel.places(tensors, &ipc, options)?;
         let there = |index: &usize| matches!(places[*index], Place::There(..));
@@ -215,22 +227,6 @@ impl Parcel {
             parcel.transfers.push(done);
         }
         Ok(parcel)
-    }
-
-    pub(crate) fn empty(writing: Option<Writing>, outlives: bool) -> Self {
-        Self {
-            writing,
-            outlives,
-            segments: Vec::new(),
-            tensors: Vec::new(),
-            transfers: Vec::new(),
-            owners: Vec::new(),
-            streams: Vec::new(),
-            bytes: 0,
-            nbytes: 0,
-            about: String::new(),
-            is_reused: false,
-        }
     }
 
     /// Returns the memory that each tensor is shared from, and allocates memory for all copies on a device.
@@ -459,18 +455,13 @@ impl Parcel {
     ///
     /// Those of the program ([`while_waiting`](crate::while_waiting)).
     pub fn wait(&self) -> Result<()> {
-        has_run(&self.streams)
+        let (running, finished) = mpsc::channel::<Infallible>();
+        device::drop_after(&self.streams, Arc::new(running));
+        while finished.recv_timeout(SLICE) == Err(RecvTimeoutError::Timeout) {
+            goes_on()?;
+        }
+        Ok(())
     }
-}
-
-/// Waits until the work that is now in these streams has run.
-fn has_run(streams: &[(Device, Stream)]) -> Result<()> {
-    let (running, finished) = mpsc::channel::<Infallible>();
-    device::drop_after(streams, Arc::new(running));
-    while finished.recv_timeout(SLICE) == Err(RecvTimeoutError::Timeout) {
-        goes_on()?;
-    }
-    Ok(())
 }
 
 /// Describes a tensor in a segment that begins at `start`.

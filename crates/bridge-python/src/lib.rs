@@ -1,7 +1,6 @@
 //! The Python package `truebridge`: a thin layer over the adapters and core's `transfer`.
 
 mod borrow;
-mod carried;
 mod containers;
 mod convert;
 mod copier;
@@ -66,7 +65,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     processes::enter(module)?;
     names::enter(module)?;
     publications::enter(module)?;
-    carried::enter(module)?;
     trace::enter(module)?;
     debug::enter(module)?;
     module.add_function(wrap_pyfunction!(stats::stats, module)?)

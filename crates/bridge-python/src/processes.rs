@@ -98,7 +98,7 @@ impl Ticket {
 }
 
 /// Reads a ticket, its text, or the bytes of its text.
-pub(crate) fn read(ticket: &Bound<'_, PyAny>) -> Result<bridge_ipc::Ticket> {
+fn read(ticket: &Bound<'_, PyAny>) -> Result<bridge_ipc::Ticket> {
     if let Ok(ticket) = ticket.cast::<Ticket>() {
         return Ok(ticket.get().0.clone());
     }

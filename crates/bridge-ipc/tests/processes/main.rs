@@ -1,6 +1,5 @@
 //! Real processes that share and open, and die at any step.
 
-mod carried;
 mod child;
 mod death;
 pub(crate) mod fuzz;
