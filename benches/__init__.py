@@ -22,6 +22,7 @@ BENCHES = (
     "pages",
     "pieces",
     "processes",
+    "ray-transports",
     "sessions",
     "soak",
     "training",

@@ -1,14 +1,18 @@
-"""Tensors of every framework between the actors and tasks of Ray.
+"""Tensors of every framework between the actors of Ray, by Ray Direct Transport.
 
-After ``register()``, in the driver and in the workers, Ray passes tensors between processes of one node by ticket, in
-place, and between nodes by its object store, with one copy at each end::
+``register()`` adds a tensor transport for each framework. A method or ``ray.put`` names one::
 
-    ray.init(runtime_env={"worker_process_setup_hook": "truebridge.ray.register"})
-    truebridge.ray.register()
+    names = truebridge.ray.register()  # before the actors are made, in the process that makes them
 
-A tensor is shared until the last ``ObjectRef`` of the object that holds it is dropped, in any process. A process that
-has received the tensor keeps it for longer. The memory belongs to the process that made the object, and is lost when
-that process ends.
+
+    @ray.remote
+    class Trainer:
+        @ray.method(tensor_transport=names["torch"])
+        def weights(self): ...
+
+An actor on the same node receives the tensors in place, in the framework of its choice. For one on another node Ray's
+NIXL transport moves the bytes. Ray counts the references: the memory is freed after the last ``ObjectRef`` and the last
+reader. This module is all that knows Ray's interface, which Ray marks as alpha.
 """
 
 from __future__ import annotations
@@ -19,346 +23,578 @@ import logging
 import os
 import sys
 import threading
-from collections import ChainMap
-from dataclasses import dataclass
-from pathlib import Path
-from pickle import PickleBuffer
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+import warnings
+import weakref
+from collections import defaultdict
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ._core import Ticket, convert
+from ._core import convert, copy, plan
 from ._frameworks import ALL
 from .errors import BridgeError, of_kind
 from .processes import end, open, share
 
 try:
     import ray
-    from ray.cloudpickle import CloudPickler
+    from ray import cloudpickle
+    from ray._private import ray_constants
+    from ray._private.serialization import SerializationContext
+    from ray._private.worker import global_worker
+    from ray.exceptions import RayDirectTransportError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as _error:
     raise of_kind("missing", "truebridge.ray needs Ray: pip install ray") from _error
+try:
+    from ray.experimental.rdt import TensorTransportManager, TensorTransportMetadata, util
+    from ray.experimental.rdt.rdt_manager import RDTSource
+    from ray.experimental.rdt.tensor_transport_manager import CommunicatorMetadata
+except ImportError as _error:
+    text = f"Ray {ray.__version__} has no Ray Direct Transport that this package knows: install Ray 2.60"
+    raise of_kind("missing", text) from _error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import FrameType
+    from collections.abc import Callable, Iterator, Sequence
 
     from ._core import Device, Target
 
-__all__ = ["register", "unregister"]
+__all__ = ["receiving", "register"]
 
 _log = logging.getLogger(__name__)
 
-#: The framework of each class, by the names of its module and of itself: none has to be imported for that.
-_FRAMEWORKS = {row.kind: name for name, row in ALL.items()}
-#: The frameworks whose tensors are sent by ticket by default.
-_ON_GPUS = tuple(name for name, row in ALL.items() if row.on_gpus)
+#: The transport of each framework, as Ray writes it.
+_NAMES: Final = {framework: f"TRUEBRIDGE_{framework.upper()}" for framework in ALL}
 
-#: Seconds for which a ticket can be opened: Ray's references end the share earlier.
+#: Seconds for which a ticket can be opened: Ray's references end it earlier.
 _LONG = 10.0 * 365 * 24 * 3600
 
-#: Makes the passed object too large for the message that submits a task. Ray counts the references in such a message
-#: late: one that only the message contains would be dropped before.
-_PADDING = bytes(int(os.environ.get("RAY_max_direct_call_object_size", 100 << 10)) + 1)
+#: Tensors of the host with more bytes are copied for processes of their node when the first of these asks: the copy
+#: takes longer than the question, and processes of other nodes do not need it.
+_LARGE = 1 << 20
 
 
-@dataclass(frozen=True)
-class _Settings:
-    frameworks: frozenset[str] = frozenset()
-    device: Device | None = None
+class _Choice(NamedTuple):
+    """What a process receives tensors as, and where."""
+
     target: Target | None = None
-    smallest: int = 0
-    expires: float = _LONG
-    transport: str | None = None
+    device: Device | None = None
 
 
-@dataclass(frozen=True)
-class _Passed:
-    """What Ray passes instead of a tensor."""
-
-    ticket: str
-    framework: str
-    on_gpu: bool
-    #: The node of the process that shares.
-    node: str
-    #: The name of a tensor transport, the number of the object in it, and its metadata.
-    transport: tuple[str, str, Any] | None
+#: The choice of this process, and that of a call.
+_process = _Choice()
+_call: ContextVar[_Choice | None] = ContextVar("truebridge.ray.receiving", default=None)
 
 
-class _Reducers(dict[type, Any]):
-    """Reducers by class."""
+def register(*, target: Target | None = None, device: Device | None = None) -> dict[str, str]:
+    """Let Ray send tensors through this package, and choose what this process receives them as.
 
-    def __missing__(self, kind: type) -> Any:
-        framework = _FRAMEWORKS.get((kind.__module__, kind.__qualname__))
-        if framework not in _settings.frameworks:
-            raise KeyError(kind)
-        return functools.partial(_reduced, framework)
-
-
-_settings = _Settings()
-_reducers = _Reducers()
-
-#: The functions that end shares, for each reference that keeps them.
-_ends: dict[bytes, list[Callable[[], object]]] = {}
-
-#: The connection to Ray that has these references.
-_connection: str | None = None
-
-
-def register(
-    frameworks: Sequence[str] = _ON_GPUS,
-    *,
-    device: Device | None = None,
-    target: Target | None = None,
-    smallest: int = 100 << 10,
-    expires: float | None = None,
-    transport: str | None = None,
-) -> None:
-    """Let this process pass tensors through Ray by ticket. A second call replaces the choices of the first.
-
-    Senders need this call, and so do receivers that choose a ``device`` or a ``target``. As
-    ``worker_process_setup_hook`` of a ``runtime_env``, Ray calls it in every worker; your own function there can call
-    it with arguments.
+    Call this before the actors are made, in the process that makes them: Ray then registers the transports in the
+    actors. An actor that Ray restarts, or that another actor made, is registered if it calls this itself, or if
+    ``"truebridge.ray.register"`` is the ``worker_process_setup_hook`` of the ``runtime_env``. A second call replaces
+    the choice of the first.
 
     Parameters
     ----------
-    frameworks : sequence of str, optional
-        The frameworks whose tensors this process sends by ticket. NumPy's are not among them by default: Ray itself
-        passes them without a copy, read-only. Ray also passes tensors that cannot be shared, such as one that requires
-        grad.
+    target : Target, optional
+        The name of the framework that this process receives tensors as. The default is that of the sender's tensor.
     device : str or device, optional
         Where this process receives tensors. The default is where they are: on the same kind of device, if they come
         from another node.
-    target : Target, optional
-        The name of the framework that this process receives tensors as, one that Python imports. The default is
-        their own.
-    smallest : int, optional
-        Ray itself passes tensors of fewer bytes.
-    expires : float, optional
-        The longest time, in seconds, for which other processes can receive what this process sends. The default is as
-        long as Ray has references.
-    transport : str, optional
-        A one-sided tensor transport of Ray, such as ``"nixl"``, by which tensors of its class are sent to other nodes,
-        instead of the object store. It has to be available in this process.
+
+    Returns
+    -------
+    dict of str to str
+        The name of the transport of each framework, by the framework's name: what ``ray.method(tensor_transport=)``
+        and ``ray.put(_tensor_transport=)`` take.
 
     Raises
     ------
     BridgeImportError
-        If this version of Ray lacks what this module needs.
+        If Ray lacks Ray Direct Transport, or this package does not know its version.
     BridgeValueError
-        If an argument has an invalid value.
+        If ``target`` is not the name of a framework.
+
+    See Also
+    --------
+    receiving : chooses for some calls of ``ray.get`` alone.
 
     Examples
     --------
     >>> import ray
     >>> import truebridge as tb
-    >>> tb.ray.register(["torch", "numpy"], smallest=1 << 20)
-    >>> tb.ray.unregister()
+    >>> tb.ray.register()["jax"]
+    'TRUEBRIDGE_JAX'
     """
-    global _settings
-    if unknown := set(frameworks) - set(_FRAMEWORKS.values()):
-        known = ", ".join(sorted(_FRAMEWORKS.values()))
-        raise of_kind(
-            "argument", f"{sorted(unknown)} are not frameworks that Ray's tensors are of: pass some of {known}"
-        )
-    maps = _dispatch().maps
-    if transport is not None:
-        transport = _one_sided(transport)
-    _settle()
-    long = _LONG if expires is None else float(expires)
-    _settings = _Settings(frozenset(frameworks), device, target, smallest, long, transport)
-    if not any(known is _reducers for known in maps):
-        # After the serializers that were registered by class: they have precedence.
-        maps.append(_reducers)
+    global _process
+    choice = _chosen(target, device)
+    _check()
+    for framework in _NAMES:
+        _entry(framework)
+    _process = choice
+    return dict(_NAMES)
 
 
-def unregister() -> None:
-    """Let Ray itself pass this process's tensors again. Tensors that were sent by ticket can still be received.
+@contextlib.contextmanager
+def receiving(target: Target | None = None, *, device: Device | None = None) -> Iterator[None]:
+    """Choose what ``ray.get`` receives tensors as in a ``with`` block, in this thread or task.
 
-    After ``ray.shutdown()`` this frees what is still shared.
+    Ray receives the arguments of a method on a thread of its own, before the method runs: they follow ``register``.
+
+    Parameters
+    ----------
+    target, device
+        As for ``register``.
+
+    Raises
+    ------
+    BridgeValueError
+        If ``target`` is not the name of a framework.
 
     Examples
     --------
     >>> import ray
     >>> import truebridge as tb
-    >>> tb.ray.unregister()
+    >>> with tb.ray.receiving("jax", device="cpu"):
+    ...     pass  # x = ray.get(reference)
     """
-    global _settings
-    _settle()
-    _settings = _Settings()
+    token = _call.set(_chosen(target, device))
+    try:
+        yield
+    finally:
+        _call.reset(token)
 
 
-def _dispatch() -> ChainMap[type, Any]:
-    """Return Ray's table of reducers. Refuse a version of Ray that lacks what this module needs."""
-    dispatch = getattr(CloudPickler, "dispatch", None)
-    needed = [
-        isinstance(dispatch, ChainMap),
-        hasattr(ray._raylet.CoreWorker, "add_object_out_of_scope_callback"),
-        hasattr(ray._private.serialization.SerializationContext, "is_in_band_serialization"),
+def _chosen(target: Target | None, device: Device | None) -> _Choice:
+    if target is not None and target not in ALL:
+        raise of_kind("argument", f"target is {target!r:.80}: pass one of {', '.join(ALL)}, or None")
+    return _Choice(target, device)
+
+
+# What Ray knows of a transport
+
+
+class _Absent:
+    """Stands for the class of tensors of a framework that this process has not imported: it has no such tensors."""
+
+
+def _imported(framework: str) -> type | None:
+    """Return the class of a framework's tensors, if this process has imported the framework."""
+    module, name = ALL[framework].kind
+    return getattr(sys.modules.get(module), name, None)
+
+
+class _Entry(util.TransportManagerInfo):  # type: ignore[misc]
+    """Ray's entry of a transport, with the name of the framework instead of the class of its tensors.
+
+    Ray sends its entries to each actor, which would import every framework to unpickle the classes.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return _entry, (self[2],)
+
+    @property
+    def data_type(self) -> type:
+        """The class of tensors. Ray asks for it right before it takes the tensors out of a value.
+
+        Ray takes out the tensors of every class that it was asked to take once. So that a value may have tensors of
+        several frameworks, it is asked for all that can be on a GPU. NumPy's arrays are taken only by their own
+        transport: Ray itself passes them without a copy.
+        """
+        context = global_worker.get_serialization_context()
+        with _taking:
+            taken = _taken.setdefault(context, {})
+            for framework in {self[2], *(name for name, row in ALL.items() if row.on_gpus)} - taken.keys():
+                if (kind := _imported(framework)) is not None:
+                    taken[framework] = kind
+                    context.serialize_rdt_objects(None, _NAMES[framework])
+        return taken.get(self[2], _Absent)
+
+
+#: The classes of tensors that a connection to Ray takes out of values, by the framework.
+_taken: weakref.WeakKeyDictionary[Any, dict[str, type]] = weakref.WeakKeyDictionary()
+_taking = threading.RLock()
+
+
+def _entry(framework: str) -> _Entry:
+    """Register a framework's transport in this process, unless it is. Return Ray's entry of it."""
+    name = _NAMES[framework]
+    if not isinstance(util.transport_manager_info.get(name), _Entry):
+        util.register_tensor_transport(name, ["cuda", "cpu"], _Transport, _Absent)
+        util.transport_manager_info[name] = _Entry(_Transport, ["cuda", "cpu"], framework)
+    return util.transport_manager_info[name]  # type: ignore[no-any-return]
+
+
+def _check() -> None:
+    """Refuse a version of Ray whose transports are not those that this module was written for."""
+    known = [
+        getattr(util.TransportManagerInfo, "_fields", ()) == ("transport_manager_class", "devices", "data_type"),
+        isinstance(getattr(util, "transport_manager_info", None), dict),
+        hasattr(SerializationContext, "serialize_rdt_objects"),
+        not _Transport.__abstractmethods__,
     ]
-    if not all(needed):
-        raise of_kind("missing", f"truebridge.ray does not know Ray {ray.__version__}: install Ray 2.60")
-    return dispatch  # type: ignore[return-value]
+    if not all(known):
+        text = f"truebridge.ray does not know the tensor transports of Ray {ray.__version__}: install Ray 2.60"
+        raise of_kind("missing", text)
 
 
-def _transports() -> Any:
-    """Return the module of Ray's tensor transports."""
+# What is sent
+
+
+@dataclass
+class _Part:
+    """Those tensors of an object that have one framework and are on one kind of device."""
+
+    framework: str
+    device: str
+    #: The positions of the tensors in the object.
+    positions: list[int]
+    #: What receivers need, by the way in which they receive. ``None`` for a way that these tensors cannot go.
+    offers: dict[str, Any] = field(default_factory=dict)
+
+
+class _About(TensorTransportMetadata):  # type: ignore[misc]
+    """What Ray keeps of an object, and sends to its receivers."""
+
+    def __init__(self, parts: list[_Part], kinds: list[tuple[tuple[int, ...], str]], node: str) -> None:
+        self.parts, self.kinds, self.node = parts, kinds, node
+        self.tensor_device = parts[0].device if parts else None
+
+    @property
+    def tensor_meta(self) -> Any:
+        """Shape and dtype of each tensor. Ray compares PyTorch's buffers with them, and makes such buffers."""
+        torch = sys.modules.get("torch")
+        return [(shape, getattr(torch, dtype, dtype)) for shape, dtype in self.kinds]
+
+
+@dataclass
+class _From(CommunicatorMetadata):  # type: ignore[misc]
+    """The actor that has an object; ``None`` where Ray does not say."""
+
+    actor: Any = None
+
+
+@dataclass
+class _Held:
+    """An object of this process."""
+
+    about: _About
+    #: ``None`` once the object is freed.
+    tensors: Sequence[Any] | None
+    #: The connection to Ray that counts its references.
+    connection: tuple[str, str]
+    #: PyTorch's views that NIXL reads, by the number of the part.
+    views: dict[int, list[Any]] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.Lock)
+
+
+#: The objects of this process.
+_held: dict[str, _Held] = {}
+
+
+class _Transport(TensorTransportManager):  # type: ignore[misc]
+    """The transport of any framework. Ray documents the methods."""
+
+    def tensor_transport_backend(self) -> str:
+        return "TRUEBRIDGE"
+
+    @staticmethod
+    def is_one_sided() -> bool:
+        return True
+
+    @staticmethod
+    def can_abort_transport() -> bool:
+        # Otherwise Ray kills the sender as well when a receiver has died. Every wait of this module ends by itself.
+        return True
+
+    def actor_has_tensor_transport(self, actor: Any) -> bool:
+        return True
+
+    def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> _From:
+        return _From(src_actor)
+
+    def send_multiple_tensors(self, tensors: Any, about: Any, between: Any) -> None:
+        raise NotImplementedError("receivers fetch the tensors of this transport")
+
+    def extract_tensor_transport_metadata(self, obj_id: str, tensors: Sequence[Any]) -> _About:
+        # A task that Ray repeats has made the object already.
+        if obj_id not in _held:
+            context = ray.get_runtime_context()
+            connection = (context.get_node_id(), context.get_worker_id())
+            # The references of an earlier connection ended with it, which Ray does not tell.
+            for other in [other for other, held in _held.items() if held.connection != connection]:
+                _free(other)
+            try:
+                _held[obj_id] = _Held(_about(tensors, connection[0]), tensors, connection)
+                _prepare(obj_id)
+            except BaseException:
+                _free(obj_id)
+                # Ray has stored the tensors already, and frees them only if there is something to know of them.
+                global_worker.rdt_manager.rdt_store.pop_object(obj_id)
+                raise
+        return _held[obj_id].about
+
+    def recv_multiple_tensors(
+        self, obj_id: str, about: _About, between: _From, target_buffers: Sequence[Any] | None = None
+    ) -> list[Any]:
+        received: list[Any] = [None] * len(about.kinds)
+        for number, part in enumerate(about.parts):
+            buffers = [target_buffers[position] for position in part.positions] if target_buffers else None
+            tensors = _received(obj_id, number, about, between.actor, buffers)
+            for position, tensor in zip(part.positions, tensors, strict=True):
+                received[position] = tensor
+        return received
+
+    def garbage_collect(self, obj_id: str, about: _About, tensors: Sequence[Any]) -> None:
+        _free(obj_id)
+
+    def abort_transport(self, obj_id: str, between: _From) -> None:
+        if "NIXL" in util.transport_managers:
+            _nixl().abort_transport(obj_id, None)
+
+
+def _about(tensors: Sequence[Any], node: str) -> _About:
+    places = defaultdict(list)
+    for position, x in enumerate(tensors):
+        framework = next(name for name in ALL if type(x) is _imported(name))
+        # What has to be pickled is a part of its own, so that the other tensors go as they should.
+        places[framework, "cuda" if ALL[framework].on_gpu(x) else "cpu", _is_suitable(x, framework)].append(position)
+    parts = [_Part(framework, device, positions) for (framework, device, _), positions in places.items()]
+    kinds = [(tuple(x.shape), str(getattr(x.dtype, "name", x.dtype)).removeprefix("torch.")) for x in tensors]
+    return _About(parts, kinds, node)
+
+
+def _is_suitable(x: Any, framework: str) -> bool:
     try:
-        from ray.experimental.rdt import util
-    except ImportError as error:
-        text = f"Ray {ray.__version__} has no tensor transports that this package knows: pass transport=None"
-        raise of_kind("missing", text) from error
-    return util
+        plan(x, framework)  # type: ignore[call-overload]
+    except BridgeError as error:
+        return error.kind not in _UNSUITABLE
+    return True
 
 
-def _one_sided(name: str) -> str:
-    """Return Ray's name of a tensor transport that needs only the receiver."""
-    known = _transports()
+def _prepare(obj_id: str) -> None:
+    """Make what receivers most likely need, and all of it if they cannot ask this process."""
+    held, can_be_asked = _held[obj_id], ray.get_runtime_context().get_actor_id() is not None
+    for number, part in enumerate(held.about.parts):
+        nbytes = sum(map(ALL[part.framework].nbytes, _of(held, part)))
+        if not can_be_asked or part.device == "cuda" or nbytes <= _LARGE:
+            _offer(obj_id, number, _NEAR)
+        if not can_be_asked and sum(node["Alive"] for node in ray.nodes()) > 1:
+            _offer(obj_id, number, ("nixl",))
+
+
+def _offer(obj_id: str, number: int, ways: Sequence[str]) -> tuple[str, Any] | None:
+    """Return the first of these ways in which a part of an object can be received, and what its receiver needs."""
+    if (held := _held.get(obj_id)) is None:
+        raise of_kind("gone", f"the actor that made the object {obj_id} has started again, and does not have it")
+    part = held.about.parts[number]
+    with held.lock:
+        tensors = _of(held, part)
+        for way in ways:
+            if way not in part.offers:
+                try:
+                    part.offers[way] = _WAYS[way].offer(held, obj_id, number, tensors)
+                except BridgeError as error:
+                    if error.kind not in _UNSUITABLE:
+                        raise
+                    part.offers[way] = None
+            if part.offers[way] is not None:
+                return way, part.offers[way]
+    return None
+
+
+def _of(held: _Held, part: _Part) -> list[Any]:
+    """Return the tensors of a part."""
+    if held.tensors is None:
+        raise of_kind("gone", "the last reference to the object was dropped")
+    return [held.tensors[position] for position in part.positions]
+
+
+def _free(obj_id: str) -> None:
+    """Free what was made of an object. Receivers keep what they have."""
+    if (held := _held.pop(obj_id, None)) is None:
+        return
+    with held.lock:
+        held.tensors = None
+        for number, part in enumerate(held.about.parts):
+            if (ticket := part.offers.pop("ticket", None)) is not None:
+                with contextlib.suppress(BridgeError):
+                    end(ticket)
+            if (about := part.offers.pop("nixl", None)) is not None:
+                _nixl().garbage_collect(_name(obj_id, number), about, held.views[number])
+            part.offers.clear()
+
+
+# What is received
+
+
+def _received(obj_id: str, number: int, about: _About, actor: Any, buffers: list[Any] | None) -> list[Any]:
+    """Return the tensors of a part, or the buffers with their elements."""
+    part, choice, known = (
+        about.parts[number],
+        _call.get() or _process,
+        global_worker.rdt_manager.get_rdt_metadata(obj_id),
+    )
+    if known is not None and known.target_device is not None:
+        # Ray has made buffers of PyTorch for it.
+        buffers, choice = None, choice._replace(device=known.target_device)
+    elif buffers:
+        choice = _Choice("torch", str(buffers[0].device))
+    near = about.node == ray.get_runtime_context().get_node_id()
+    ways = _NEAR if near else _FAR if _has_nixl() else _FAR[1:]
+    way = next((way for way in ways if part.offers.get(way) is not None), None)
+    way, offer = _asked(obj_id, number, about, actor, ways) if way is None else (way, part.offers[way])
+    if way == "arrays":
+        _warn(f"NIXL does not work in {'the sender' if _has_nixl() else 'this process'}")
     try:
-        name = known.normalize_and_validate_tensor_transport(name)
-        one_sided = known.is_one_sided_transport(name)
-    except ValueError as error:
-        raise of_kind("argument", f"Ray has no tensor transport {name!r}: pass 'nixl', or register it first") from error
-    if not one_sided:
-        text = f"the tensor transport {name} needs the sender while the receiver receives: pass 'nixl', or None"
-        raise of_kind("argument", text)
-    return str(name)
+        tensors = _WAYS[way].receive(offer, part, choice, _name(obj_id, number), buffers)
+    except RayDirectTransportError as error:
+        # NIXL reads where all memory is that the sender had registered, and fails if some of it is freed meanwhile.
+        _log.info("NIXL failed: %s", error)
+        _warn("NIXL failed")
+        way, offer = _asked(obj_id, number, about, actor, _FAR[1:])
+        tensors = _WAYS[way].receive(offer, part, choice, _name(obj_id, number), buffers)
+    if not buffers or tensors is buffers:
+        return tensors
+    return copy(tensors, out=buffers)
 
 
-def _worker() -> Any:
-    return ray._private.worker.global_worker
+def _asked(obj_id: str, number: int, about: _About, actor: Any, ways: Sequence[str]) -> tuple[str, Any]:
+    """Ask the sender how to receive a part of an object."""
+    if actor is None and (known := global_worker.rdt_manager.get_rdt_metadata(obj_id)) is not None:
+        actor = known.src_actor
+    if actor is None or actor == RDTSource.DRIVER:
+        # Ray calls actors alone. Any process of the sender's node can open the ticket.
+        there = NodeAffinitySchedulingStrategy(about.node, soft=False)
+        task = ray.remote(num_cpus=0, max_retries=0)(_bytes_of_ticket).options(scheduling_strategy=there)
+        return "arrays", task.remote(about.parts[number].offers["ticket"])
+    # In the other group the sender may be waiting for an answer of this process.
+    call = actor.__ray_call__.options(concurrency_group="_ray_system_error")
+    answer = call.remote(_answered, obj_id, number, ways)
+    return ray.get(answer, timeout=ray_constants.RDT_FETCH_FAIL_TIMEOUT_SECONDS)  # type: ignore[no-any-return]
 
 
-def _reduced(framework: str, x: Any) -> Any:
-    """Return how to pass a tensor: by ticket, or by Ray itself if it cannot be shared or Ray counts no references."""
-    settings, context = _settings, _worker().get_serialization_context()
-    if not _is_counted(context) or ALL[framework].nbytes(x) < settings.smallest or getattr(x, "__dict__", None):
-        return x.__reduce_ex__(5)
-    try:
-        ticket = share(x, expires=settings.expires)
-    except BridgeError as refused:
-        _log.info("Ray passes a tensor of %s by itself: %s", framework, refused)
-        return x.__reduce_ex__(5)
-    ends: list[Callable[[], object]] = [functools.partial(end, ticket)]
-    try:
-        transport = _sent(settings.transport, ticket, framework, x, ends)
-        token = _kept(context, ends)
-    except BaseException:
-        _end(ends)
-        raise
-    node = ray.get_runtime_context().get_node_id()
-    passed = _Passed(ticket.text, framework, ALL[framework].on_gpu(x), node, transport)
-    return _received, (passed, *token)
+def _answered(_: Any, obj_id: str, number: int, ways: Sequence[str]) -> tuple[str, Any] | None:
+    return _offer(obj_id, number, ways)
 
 
-def _is_counted(context: Any) -> bool:
-    """Return whether Ray will count references to what it is serializing.
-
-    It does not for functions with their own tensors, nor for the channels of compiled graphs.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith("ray.experimental.channel"):
-            return False
-        frame = frame.f_back
-    return bool(context.is_in_band_serialization())
+# The ways
 
 
-def _kept(context: Any, ends: list[Callable[[], object]]) -> tuple[Any, ...]:
-    """Bind shares to the object that is being serialized. Return what the object must contain to keep them.
-
-    Ray keeps the references that an object contains until the last reference to the object is dropped. One of them is
-    enough for all tensors of an object.
-    """
-    for ref in getattr(context._thread_local, "object_refs", ()):
-        if (others := _ends.get(ref.binary())) is not None:
-            others.extend(ends)
-            return ()
-    _settle()
-    # Ray serializes bytes without the context, which is in use.
-    token = ray.put(b"")
-    _ends[token.binary()] = ends
-    if not _worker().core_worker.add_object_out_of_scope_callback(token, _dropped):
-        _dropped(token.binary())
-    return token, PickleBuffer(_PADDING)
+def _ticket(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> str:
+    return share(tensors, expires=_LONG).text
 
 
-def _settle() -> None:
-    """End the shares of an earlier connection to Ray: its references ended with it."""
-    global _connection
-    connection = ray.get_runtime_context().get_worker_id() if ray.is_initialized() else None
-    if connection != _connection:
-        for token in list(_ends):
-            _dropped(token)
-        _connection = connection
+def _opened(ticket: str, part: _Part, choice: _Choice, name: str, buffers: Any) -> list[Any]:
+    return open(ticket, choice.target or part.framework, device=choice.device)  # type: ignore[arg-type, no-any-return]
 
 
-def _dropped(token: bytes) -> None:
-    """End the shares that a reference kept. Ray calls this on its own thread."""
-    _end(_ends.pop(token, []))
-
-
-def _end(ends: list[Callable[[], object]]) -> None:
-    for each in ends:
-        with contextlib.suppress(BridgeError):
-            each()
-
-
-def _sent(
-    name: str | None, ticket: Ticket, framework: str, x: Any, ends: list[Callable[[], object]]
-) -> tuple[str, str, Any] | None:
-    """Offer a tensor through a tensor transport, if that is for its class."""
-    if name is None or type(x) is not _transports().get_transport_data_type(name):
+def _registered(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> Any:
+    if not _has_nixl():
         return None
-    manager, number = _transports().get_tensor_transport_manager(name), uuid4().hex
-    # On the host the share is a copy, which later writes to the tensor do not change.
-    tensors = [x if ALL[framework].on_gpu(x) else open(ticket, framework)]  # type: ignore[arg-type]
-    about = manager.extract_tensor_transport_metadata(number, tensors)
-    ends.append(functools.partial(manager.garbage_collect, number, about, tensors))
-    return name, number, about
+    views = [convert(x, "torch").contiguous() for x in tensors]
+    about = _nixl().extract_tensor_transport_metadata(_name(obj_id, number), views)
+    held.views[number] = views
+    return about
 
 
-def _received(passed: _Passed, *token: Any) -> Any:
-    """Return the tensor that was passed."""
-    # The caller has it as well. Here it would stay in the traceback of an error.
-    del token
-    target: Any = _settings.target or passed.framework
-    ticket, device = Ticket(passed.ticket), _settings.device
-    if passed.node == ray.get_runtime_context().get_node_id():
-        return open(ticket, target, device=device)
-    if device is None:
-        device = "cuda" if passed.on_gpu else "cpu"
-    if passed.transport is None:
-        return convert(_fetched(ticket, passed.node), target, copy=True, device=device)
-    name, number, about = passed.transport
-    manager = _transports().get_tensor_transport_manager(name)
-    between = manager.get_communicator_metadata(None, None, name)
-    buffers = None if _settings.device is None else _transports().create_empty_tensors_from_metadata(about, str(device))
-    return convert(manager.recv_multiple_tensors(number, about, between, buffers)[0], target)
+def _read(about: Any, part: _Part, choice: _Choice, name: str, buffers: list[Any] | None) -> list[Any]:
+    import torch
+
+    if buffers is None and choice.device is not None:
+        tensors = util.create_empty_tensors_from_metadata(about, choice.device)
+    elif part.device == "cuda" and not torch.cuda.is_available():
+        raise of_kind("device", "the tensors are on a GPU, and this process sees none: receive them on device='cpu'")
+    else:
+        tensors = buffers
+    nixl = _nixl()
+    tensors = nixl.recv_multiple_tensors(name, about, nixl.get_communicator_metadata(None, None), tensors)
+    return buffers or convert(tensors, choice.target or part.framework)  # type: ignore[arg-type, no-any-return]
 
 
-def _fetched(ticket: Ticket, node: str) -> Any:
-    """Return the elements of a ticket of another node as a NumPy array, through Ray's object store."""
-    thread = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
-    if thread == "worker.io":
-        text = (
-            "Ray awaits on the thread that moves its objects, which cannot move one of another node meanwhile: pass "
-            "the reference as an argument of a task, or await asyncio.to_thread(ray.get, reference)"
-        )
-        raise of_kind("refused", text)
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    copied = ray.remote(num_cpus=0, max_retries=0)(_copied).options(scheduling_strategy=there)
+def _stored(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> Any:
+    return ray.put(_bytes_of(convert(tensors, "numpy", device="cpu")))
+
+
+def _bytes_of(arrays: list[Any]) -> list[tuple[Any, Any, tuple[int, ...]]]:
+    """Return the elements, the dtype and the shape of arrays: Ray copies bytes once, and pickles dtypes of others."""
+    import numpy as np
+
+    return [(np.ascontiguousarray(x).reshape(-1).view(np.uint8), x.dtype, x.shape) for x in arrays]
+
+
+def _bytes_of_ticket(ticket: str) -> Any:
+    return _bytes_of(open(ticket, "numpy", device="cpu"))
+
+
+def _fetched(reference: Any, part: _Part, choice: _Choice, name: str, buffers: Any) -> list[Any]:
+    found = ray.get(reference, timeout=ray_constants.RDT_FETCH_FAIL_TIMEOUT_SECONDS)
+    arrays = [elements.view(dtype).reshape(shape) for elements, dtype, shape in found]
+    target = choice.target or part.framework
+    return convert(arrays, target, copy=True, device=choice.device or part.device)  # type: ignore[arg-type, no-any-return]
+
+
+def _pickled(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> bytes:
+    return cloudpickle.dumps(tensors)  # type: ignore[no-any-return]
+
+
+def _unpickled(pickled: bytes, part: _Part, choice: _Choice, name: str, buffers: Any) -> list[Any]:
+    return cloudpickle.loads(pickled)  # type: ignore[no-any-return]
+
+
+class _Way(NamedTuple):
+    """How tensors go from one process to another."""
+
+    #: Returns what receivers need; ``None``, or an error of a kind in ``_UNSUITABLE``, for tensors that cannot go so.
+    offer: Callable[[_Held, str, int, list[Any]], Any]
+    #: Returns the tensors, as the receiver wants them; the receiver's buffers if it has filled these.
+    receive: Callable[[Any, _Part, _Choice, str, list[Any] | None], list[Any]]
+
+
+_WAYS: Final = {
+    "ticket": _Way(_ticket, _opened),
+    "nixl": _Way(_registered, _read),
+    "arrays": _Way(_stored, _fetched),
+    "pickled": _Way(_pickled, _unpickled),
+}
+#: The ways to a process of the same node, and of another one, the best first.
+_NEAR: Final = ("ticket", "pickled")
+_FAR: Final = ("nixl", "arrays", "pickled")
+#: Kinds of errors of tensors that another way may take.
+_UNSUITABLE: Final = ("copy_needed", "dtype", "layout", "not_a_tensor", "refused", "requires_grad")
+
+
+def _name(obj_id: str, number: int) -> str:
+    """Return the name of a part for NIXL's transport, which is for an object of its own."""
+    return f"{obj_id}-{number}"
+
+
+def _nixl() -> Any:
+    return util.get_tensor_transport_manager("NIXL")
+
+
+@functools.cache
+def _has_nixl() -> bool:
+    """Return whether NIXL works in this process."""
+    flags = sys.getdlopenflags()
     try:
-        elements, dtype, shape = ray.get(copied.remote(ticket.text))
-    except ray.exceptions.RayError as error:
-        raise of_kind("gone", f"node {node}, which has the tensor, does not send it: {error}") from error
-    import numpy as np
+        if any(row.hides_cuda() for name, row in ALL.items() if _imported(name) is not None):
+            # TensorFlow makes its copies of libraries global that NIXL brings as well: a mixture ends the process.
+            sys.setdlopenflags(os.RTLD_NOW | os.RTLD_DEEPBIND)
+        _nixl().get_nixl_agent()
+    except Exception as error:
+        _log.info("NIXL does not work in this process: %s", error)
+        return False
+    finally:
+        sys.setdlopenflags(flags)
+    return True
 
-    return np.frombuffer(elements, np.uint8).view(dtype).reshape(shape)
 
-
-def _copied(ticket: str) -> tuple[PickleBuffer, Any, tuple[int, ...]]:
-    """Return the elements of a ticket of this node: Ray copies them into its object store."""
-    import numpy as np
-
-    x = open(ticket, "numpy", device="cpu")
-    return PickleBuffer(np.ascontiguousarray(x).reshape(-1).view(np.uint8)), x.dtype, x.shape
+@functools.cache
+def _warn(reason: str) -> None:
+    text = (
+        f"{reason}: Ray's object store moves tensors from another node, with a copy at each end. Ray's NIXL transport "
+        "needs PyTorch and NIXL on each node: pip install torch nixl"
+    )
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
