@@ -222,6 +222,14 @@ if importlib.util.find_spec("tensorflow") is not None:
         with tf.Graph().as_default():
             return tb.to_torch(tf.ones(3))
 
+    def written_before_the_backward() -> None:
+        x = torch.ones(2, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x):
+            y = tb.autograd.torch_function(tf.square)(x)
+        x.detach().zero_()
+        y.sum().backward()
+
+    MISTAKES["a write before the backward"] = (written_before_the_backward, "argument", "write after the backward")
     MISTAKES["a symbolic tensor of a graph"] = (symbolic, "not_a_tensor", "convert the result")
     MISTAKES["strings"] = (lambda: tb.to_torch(tf.constant(["a"])), "dtype", "decode them in TensorFlow")
     MISTAKES["a ragged tensor"] = (lambda: tb.to_torch(tf.ragged.constant([[1], []])), "not_a_tensor", ".to_tensor()")

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from . import _core
 from ._autograd_in_tensorflow import anchor
-from ._autograd_in_torch import Node, check_devices, check_forward_mode, copied
+from ._autograd_in_torch import Node, Writes, check_devices, check_forward_mode, check_writes, copied
 from ._autograd_of_tensorflow import Recorded, crossed, on
 from .autograd import filled, results_at, tensors_at
 from .errors import of_kind
@@ -36,6 +36,8 @@ class Record(NamedTuple):
     """A node of TensorFlow's in PyTorch's autograd."""
 
     run: Recorded
+    #: Writes to the tensors whose memory the tape has.
+    writes: tuple[Writes, ...]
 
     @property
     def targets(self) -> list[Any]:
@@ -46,6 +48,10 @@ class Record(NamedTuple):
         self, tensors: Any, wanted: list[int], given: list[int], known: list[Any]
     ) -> tuple[list[int], Any]:
         """Return the inputs that have a gradient, and these gradients."""
+        why = (
+            "TensorFlow's tape has the memory and no copy, whatever hooks such as those of torch.utils.checkpoint save"
+        )
+        check_writes(any(self.writes), why)
         again = torch.is_grad_enabled()
         at: list[int] = []
 
@@ -53,7 +59,9 @@ class Record(NamedTuple):
             run = self.run.derived(wanted, given, known, again)
             places = [k for k, gradient in enumerate(run.targets) if gradient is not None]
             at.extend(wanted[k] for k in places)
-            return Record(run._replace(targets=[run.targets[k] for k in places]))
+            return Record(
+                run._replace(targets=[run.targets[k] for k in places]), (*self.writes, Writes(known if again else ()))
+            )
 
         if again:
             return at, Node.apply(step, *tensors, *known)
@@ -134,7 +142,7 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
             anchors = self._checked(tape.watched_variables(), differentiable) if records else []
             with tape:
                 targets = [tf.convert_to_tensor(flat[i]) for i in where]
-            return Record(Recorded(tape, device, sources, targets, anchors))
+            return Record(Recorded(tape, device, sources, targets, anchors), (Writes(tensors),))
 
         if differentiable:
             outputs = Node.apply(step, *tensors)
