@@ -49,7 +49,9 @@ class Node(torch.autograd.Function):  # type: ignore[misc]
         ctx.record = record
         return tuple(outputs)
 
+    # Compiled autograd would have Dynamo look into the backward, and so into the other framework.
     @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -42,7 +41,7 @@ class Run(NamedTuple):
 
     def reached(self, wanted: Sequence[int], given: Sequence[int]) -> tuple[int, ...]:
         """Return the inputs among ``wanted`` on which the outputs ``given`` depend."""
-        reached = {j for i in given for j in self.linear.form.depends.get(i, ())}
+        reached = frozenset[int]().union(*(self.linear.form.depends.get(i, frozenset()) for i in given))
         return tuple(i for i in wanted if i in reached)
 
     def gradients(self, wanted: Sequence[int], given: Sequence[int], known: list[Any]) -> list[Any]:
@@ -181,7 +180,7 @@ def _reach(jaxpr: Any, reached: list[frozenset[int]]) -> list[frozenset[int]]:
         inner = equation.params.get("jaxpr") if equation.primitive.name in _CALLS else None
         if inner is None:
             # A loop or a branch: all its results depend on all that it uses.
-            found = [frozenset(itertools.chain.from_iterable(inputs))] * len(equation.outvars)
+            found = [frozenset[int]().union(*inputs)] * len(equation.outvars)
         else:
             found = _reach(getattr(inner, "jaxpr", inner), inputs)
         known.update(zip(equation.outvars, found, strict=True))
