@@ -229,6 +229,12 @@ if importlib.util.find_spec("tensorflow") is not None:
         x.detach().zero_()
         y.sum().backward()
 
+    def dropped_in_a_checkpoint() -> None:
+        dropout = tb.autograd.torch_function(lambda x: tf.nn.dropout(x, 0.5))
+        x = torch.ones(2, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(dropout, x, use_reentrant=True).sum().backward()
+
+    MISTAKES["dropout in a checkpoint"] = (dropped_in_a_checkpoint, "argument", "draw them from a seed")
     MISTAKES["a write before the backward"] = (written_before_the_backward, "argument", "write after the backward")
     MISTAKES["a symbolic tensor of a graph"] = (symbolic, "not_a_tensor", "convert the result")
     MISTAKES["strings"] = (lambda: tb.to_torch(tf.constant(["a"])), "dtype", "decode them in TensorFlow")

@@ -22,6 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from . import _core
+from ._autograd_draws import Draws
 from ._autograd_in_tensorflow import anchor
 from ._autograd_in_torch import Node, Writes, check_devices, check_forward_mode, check_writes, copied
 from ._autograd_of_tensorflow import Recorded, crossed, on
@@ -124,6 +125,7 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
         tape: Any = tf.GradientTape(persistent=differentiable) if records else contextlib.nullcontext()
         results: Any = None
         where: list[int] = []
+        draws = Draws()
 
         def step() -> Record:
             nonlocal results
@@ -136,7 +138,8 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
                     # Each gets a gradient of its own: TensorFlow leaks a tensor that is the gradient of two inputs.
                     views = [tf.reshape(view, view.shape) for view in views]
                 inputs, keywords = tf.nest.pack_sequence_as((args, kwargs), filled(leaves, at, views))
-                results = self.function(*inputs, **keywords)
+                with draws:
+                    results = self.function(*inputs, **keywords)
             flat = tf.nest.flatten(results)
             where.extend(results_at(flat, own, "TensorFlow"))
             anchors = self._checked(tape.watched_variables(), differentiable) if records else []
@@ -148,6 +151,7 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
             outputs = Node.apply(step, *tensors)
         else:
             outputs = copied(step().targets)
+        draws.check()
         return tf.nest.pack_sequence_as(results, filled([None] * len(tf.nest.flatten(results)), where, outputs))
 
     def _parameters_in_place(self) -> list[Any]:
