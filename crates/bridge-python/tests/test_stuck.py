@@ -60,6 +60,12 @@ def consumed() -> Any:
     return tb.to_numpy(capsule)
 
 
+def overwritten() -> Any:
+    tensor = torch.ones(3)
+    torch._C._set_storage_access_error_msg(tensor, "clone the tensor outside of torch.compile()")
+    return tb.to_numpy(tensor)
+
+
 def deleted() -> Any:
     array = jax.numpy.ones(3)
     array.delete()
@@ -200,6 +206,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "argument",
         "pass trees of the same structure",
     ),
+    "an output of a CUDA graph": (overwritten, "framework", "clone the tensor outside of torch.compile()"),
     "a loan after its block": (closed, None, "or lend again"),
     "a write to a constant": (written, None, "read-only"),
     "a revoked ticket": (revoked, "gone", "Ask for a new one"),
