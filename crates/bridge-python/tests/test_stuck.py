@@ -281,6 +281,7 @@ UNCHECKED = {
     "cupy cannot be imported",
     "… has no dtype",
     "the array is being traced",
+    "strides … are negative, and a consumer of the CUDA array interface",
     "the array was deleted, or donated",
     "the array is on a device of another process",
     "the array lies on … devices of JAX",
