@@ -33,15 +33,15 @@ OF = ["jax", "tensorflow"]
 
 
 def product(of: str | None, w: Any) -> tuple[Any, Any]:
-    """Return ``x ** 2 * w`` as a function of x, and its parameter ``w``."""
+    """Return ``x * x * w`` as a function of x, and its parameter ``w``."""
     if of is None:
         parameter = torch.nn.Parameter(w.clone())
-        return lambda x: x**2 * parameter, parameter
+        return lambda x: x * x * parameter, parameter
     if of == "jax":
-        module = torch_function(lambda w, x: x**2 * w[0], of="jax", variables=[tb.to_jax(w, copy=True)])
+        module = torch_function(lambda w, x: x * x * w[0], of="jax", variables=[tb.to_jax(w, copy=True)])
     else:
         variable = tf.Variable(w.numpy())
-        module = torch_function(lambda x: x**2 * variable, variables=[variable])
+        module = torch_function(lambda x: x * x * variable, variables=[variable])
     return module, module.variables[0]
 
 
