@@ -7,15 +7,19 @@ use crate::origin::{READER, origin};
 use crate::strangers::{no_tensor, package_of};
 use crate::{Framework, driver, interfaces};
 use bridge_core::dlpack::Origin;
+use bridge_core::dlpack::ffi::DLDevice;
 use bridge_core::{
     Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Offer, Profile, Result, Stream,
 };
-use bridge_pyo3::{Borrowed, PyAdapter, PyOwner, PyTensor, apart, framework_error, take_capsule, type_name};
+use bridge_pyo3::{
+    Borrowed, PyAdapter, PyOwner, PyTensor, apart, exchange_table, framework_error, take_capsule, type_name,
+};
 use pyo3::exceptions::{PyBaseException, PyBufferError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyType};
 use std::cell::Cell;
+use std::ptr;
 use std::sync::{Arc, LazyLock};
 
 /// The adapter of objects that are known by a protocol: those with `__dlpack__`, `__cuda_array_interface__` or
@@ -23,7 +27,8 @@ use std::sync::{Arc, LazyLock};
 ///
 /// It makes tensors where the object names a framework that makes them: by `from_dlpack` of its `__array_namespace__`
 /// (array API), as arrays of JAX do. A producer on a CUDA device orders its work before the legacy default stream,
-/// which is the stream of a borrow; memory on a device needs the feature `cuda`.
+/// which is the stream of a borrow; the current stream of its exchange table is ordered here. Memory on a device needs
+/// the feature `cuda`.
 pub struct Foreign<'py> {
     /// The object whose framework makes tensors.
     like: PyTensor<'py>,
@@ -39,15 +44,44 @@ static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
         .with_keeps_read_only(false)
 });
 
-/// Returns the kind of device that `__dlpack_device__` names, where the producer has that.
+/// Returns the kind and the number of the device that `__dlpack_device__` names, where the producer has that.
 ///
 /// # Errors
 ///
 /// What the producer raises.
-fn device_kind(producer: &PyTensor<'_>) -> PyResult<Option<DeviceKind>> {
+fn named_device(producer: &PyTensor<'_>) -> PyResult<Option<(DeviceKind, i32)>> {
     let Some(device) = producer.getattr_opt(intern!(producer.py(), "__dlpack_device__"))? else { return Ok(None) };
-    let (kind, _): (i32, i32) = device.call0()?.extract()?;
-    Ok(Some(DeviceKind(kind)))
+    let (kind, index) = device.call0()?.extract()?;
+    Ok(Some((DeviceKind(kind), index)))
+}
+
+/// Whether memory of this kind is used in the order of streams.
+fn has_streams(kind: DeviceKind) -> bool {
+    [DeviceKind::CUDA, DeviceKind::CUDA_MANAGED].contains(&kind)
+}
+
+/// Returns the CUDA device of a producer and the stream that its work is in, where the exchange table of its type says
+/// so. `__dlpack__` may take no notice of the stream that it is called with, as that of tvm-ffi.
+///
+/// # Errors
+///
+/// What the producer raises.
+fn work_stream(producer: &PyTensor<'_>) -> PyResult<Option<(Device, Stream)>> {
+    let py = producer.py();
+    let Some(current) = exchange_table(&producer.get_type())?.and_then(|table| table.current_work_stream) else {
+        return Ok(None);
+    };
+    let Some((_, index)) = named_device(producer)?.filter(|(kind, _)| has_streams(*kind)) else { return Ok(None) };
+    let device = Device::cuda(index);
+    let DLDevice { device_type, device_id } = device.into();
+    let mut stream = ptr::null_mut();
+    // SAFETY: the table is valid, the result is writable, and the GIL is held.
+    if unsafe { current(device_type, device_id, &mut stream) } != 0 {
+        let unknown = || PyBufferError::new_err(format!("the producer has no current stream for {device}"));
+        return Err(PyErr::take(py).unwrap_or_else(unknown));
+    }
+    // SAFETY: the producer names a stream that exists while it is current (`dlpack.h`).
+    Ok(Some((device, unsafe { Stream::from_handle(stream as u64) })))
 }
 
 /// Calls `__dlpack__` so that the producer orders its work before the legacy default stream. Without
@@ -59,8 +93,7 @@ fn device_kind(producer: &PyTensor<'_>) -> PyResult<Option<DeviceKind>> {
 fn call_dlpack<'py>(producer: &PyTensor<'py>, max_version: bool, copy: bool) -> PyResult<PyTensor<'py>> {
     let py = producer.py();
     let kwargs = PyDict::new(py);
-    let kind = device_kind(producer)?;
-    if kind.is_some_and(|kind| [DeviceKind::CUDA, DeviceKind::CUDA_MANAGED].contains(&kind)) {
+    if named_device(producer)?.is_some_and(|(kind, _)| has_streams(kind)) {
         kwargs.set_item(intern!(py, "stream"), Stream::LEGACY.handle())?;
     }
     if max_version {
@@ -205,6 +238,13 @@ fn lend(object: &PyTensor<'_>) -> Result<Lent> {
     let capsule = if object.is_instance_of::<PyCapsule>() {
         object.clone()
     } else if attribute(intern!(py, "__dlpack__"))?.is_some() {
+        // The stream need not live on, so the legacy default stream waits for it here.
+        match work_stream(object).map_err(|error| refused(py, error))? {
+            Some((device, stream)) if stream != Stream::LEGACY => {
+                driver::ordering().order(device, stream, Stream::LEGACY)?
+            }
+            _ => (),
+        }
         let capsule = match call_dlpack(object, !is_constant, false) {
             Err(error) if lacks_argument(py, &error) => call_dlpack(object, false, false),
             capsule => capsule,
@@ -263,7 +303,8 @@ impl<'py> Adapter for Foreign<'py> {
         if dlpack.is_none() {
             return Err(none("a capsule or an array interface makes no copies: copy the tensor that it came from"));
         }
-        if device_kind(object).map_err(|error| refused(py, error))? == Some(DeviceKind::CPU) {
+        let device = named_device(object).map_err(|error| refused(py, error))?;
+        if device.is_some_and(|(kind, _)| kind == DeviceKind::CPU) {
             return Err(none("the producer is not asked for a copy of memory of the host: core makes it"));
         }
         call_dlpack(object, true, true).map_err(|error| {

@@ -238,6 +238,18 @@ impl Loan {
     }
 }
 
+/// Refuses negative strides in the CUDA array interface. Numba, which reads it most, takes them, and then cannot copy the
+/// array to the host. With `copy=False` the caller insists.
+pub(crate) fn check_strides(strides: &[i64], copy: Option<bool>) -> Result<()> {
+    if copy == Some(false) || strides.iter().all(|stride| *stride >= 0) {
+        return Ok(());
+    }
+    let text = format!(
+        "strides {strides:?} are negative, and a consumer of the CUDA array interface such as Numba cannot copy the array to the host: pass copy=True to lend, or copy=False for a consumer that can"
+    );
+    Err(Error::new(ErrorKind::Layout, text))
+}
+
 #[pymethods]
 impl Loan {
     fn __dlpack_device__(&self) -> (i32, i32) {
@@ -273,6 +285,8 @@ impl Loan {
         if self.is_on_host() {
             return Err(PyAttributeError::new_err("the loan is in host memory: use __array_interface__"));
         }
+        let copy = self.terms.as_ref().map_or(Some(false), |terms| terms.options.copy);
+        check_strides(self.tensor()?.layout().strides(), copy).map_err(|error| exception(py, error))?;
         let interface = self.interface(py, "__cuda_array_interface__")?;
         interface.set_item("stream", self.stream())?;
         Ok(interface)

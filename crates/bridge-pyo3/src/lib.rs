@@ -9,6 +9,7 @@ mod borrowed;
 mod capsule;
 mod dtypes;
 mod errors;
+mod exchange;
 mod gil;
 mod methods;
 mod once;
@@ -23,6 +24,7 @@ pub use errors::{
     brief, brief_str, exception, framework_error, installed, is_interrupt, is_ordinary, is_out_of_memory, not_a_tensor,
     probe, type_name,
 };
+pub use exchange::exchange_table;
 pub use gil::{drop_guarded, drop_with_gil, refuse_subinterpreters, take_raised, watch_for_exit, with_gil};
 pub use methods::{call, is_instance};
 pub use once::once;

@@ -70,6 +70,39 @@ is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
+CurrentStream: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+class Exchange(ctypes.Structure):
+    """An exchange table (``DLPackExchangeAPI``) that says the current stream, and no more."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("others", ctypes.c_void_p * 4),
+        ("current_work_stream", CurrentStream),
+    ]
+
+
+def with_current_stream(base: type, current: Any) -> type:
+    """Return a class of producers with an exchange table.
+
+    ``current(kind, index)`` returns the handle of the stream, or ``None`` to fail.
+    """
+
+    def answer(kind: int, index: int, stream: Any) -> int:
+        handle = current(kind, index)
+        if handle is None:
+            return -1
+        stream[0] = handle
+        return 0
+
+    table = Exchange(major=1, minor=3, current_work_stream=CurrentStream(answer))
+    capsule = new_capsule(ctypes.addressof(table), b"dlpack_exchange_api", None)
+    return type(base.__name__, (base,), {"__dlpack_c_exchange_api__": capsule, "table": table})
+
+
 class Producer:
     """A float32 vector 0, 1, …, 7 as a DLPack capsule; ``tensor`` and ``managed`` may be spoilt before ``capsule``.
 

@@ -303,6 +303,28 @@ def test_checkpoints_and_compiled_models() -> None:
     assert found.item() == 24
 
 
+@pytest.mark.filterwarnings("error:.*Dynamo.*")
+@pytest.mark.parametrize("of", ["jax", "tensorflow"])
+def test_compiled_autograd_does_not_look_into_the_backward(of: str) -> None:
+    square = torch_function({"jax": jnp.square, "tensorflow": tf.square}[of], of=of)
+
+    @torch.compile(backend="eager")  # type: ignore[untyped-decorator, unused-ignore]
+    def loss(x: Any) -> Any:
+        return (square(x * 2) + 1).sum()
+
+    @torch.compile(backend="eager")  # type: ignore[untyped-decorator, unused-ignore]
+    def step(x: Any) -> None:
+        loss(x).backward()
+
+    x = torch.tensor([3.0], requires_grad=True)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        step(x)
+        loss(x).backward()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        square(x * 2).sum().backward()
+    assert x.grad.item() == 3 * 24
+
+
 # --- PyTorch and TensorFlow in JAX
 
 BOTH: dict[str, Any] = {

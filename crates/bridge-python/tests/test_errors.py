@@ -67,6 +67,52 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 }
 
 
+OVERWRITTEN = "overwritten by a subsequent run. Stack trace: here. To prevent overwriting, clone the tensor"
+
+
+def output() -> Any:
+    """Return a tensor as PyTorch leaves an output of a CUDA graph that a later run has overwritten."""
+    tensor = torch.ones(4)
+    torch._C._set_storage_access_error_msg(tensor, OVERWRITTEN)
+    return tensor
+
+
+def view_of_an_output() -> Any:
+    """Return another tensor over the storage of such an output."""
+    tensor = torch.ones(4)
+    torch._C._set_storage_data_ptr_access_error_msg(tensor.untyped_storage()._cdata, OVERWRITTEN)
+    return tensor[1:]
+
+
+@pytest.mark.parametrize("make", [output, view_of_an_output])
+def test_memory_that_pytorch_gives_no_access_to_is_refused_in_its_words(
+    make: Callable[[], Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    tensor = make()
+    for call in (
+        lambda: tb.to_numpy(tensor),
+        lambda: tb.to_torch([tensor], copy=True),
+        lambda: tb.plan(tensor, "numpy"),
+        lambda: tb.lend(tensor),
+        lambda: tb.share(tensor),
+        lambda: tb.copy(tensor, out=np.zeros(4, np.float32)),
+        lambda: tb.copy(np.zeros(4, np.float32), out=tensor),
+    ):
+        with pytest.raises(tb.BridgeRuntimeError) as caught:
+            call()
+        assert f"torch gives no access to the memory of this tensor: {OVERWRITTEN}" in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_view_is_not_reused_once_pytorch_gives_no_access_to_its_memory() -> None:
+    tensor = torch.ones(4)
+    views = [tb.to_numpy(tensor) for _ in range(3)]
+    torch._C._set_storage_data_ptr_access_error_msg(tensor.untyped_storage()._cdata, OVERWRITTEN)
+    with pytest.raises(tb.BridgeRuntimeError, match="overwritten"):
+        tb.to_numpy(tensor)
+    assert views[0].tolist() == [1] * 4
+
+
 @pytest.mark.parametrize("name", [f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)])
 def test_dtypes_of_less_than_a_byte_are_refused(name: str) -> None:
     """PyTorch exports them as int8 and uint8."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from capsules import CPU, Producer
+from capsules import CPU, CUDA, Producer, with_current_stream
 
 torch: Any = pytest.importorskip("torch")
 
@@ -370,3 +370,36 @@ def test_a_subclass_of_ndarray_with_a_dlpack_of_its_own_is_taken_by_that() -> No
     assert tb.to_numpy(array).flags.writeable
     view = tb.to_numpy(array.view(Unversioned))
     assert view.ctypes.data == array.ctypes.data and not view.flags.writeable
+
+
+@pytest.mark.parametrize("handle", [0, 1])
+def test_the_exchange_table_of_a_producer_is_asked_for_its_stream_first(handle: int) -> None:
+    """There is no device here: the conversion ends when it looks for the memory."""
+    events: list[Any] = []
+
+    class OnDevice:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (CUDA, 3)
+
+        def __dlpack__(self, *, stream: object = None, **_: object) -> object:
+            events.append(("export", stream))
+            raise BufferError("no memory")
+
+    kind = with_current_stream(OnDevice, lambda *device: (events.append(device), handle)[1])
+    with pytest.raises(tb.BridgeError, match="no memory"):
+        tb.to_torch(kind())
+    assert events == [(CUDA, 3), ("export", 1)]
+
+
+def test_a_producer_without_a_current_stream_is_refused() -> None:
+    class OnDevice(Copies):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (CUDA, 3)
+
+    with pytest.raises(tb.BridgeBufferError, match="no current stream for cuda:3"):
+        tb.to_torch(with_current_stream(OnDevice, lambda *_: None)(np.ones(3)))
+
+
+def test_memory_of_the_host_has_no_stream_to_ask_for() -> None:
+    kind = with_current_stream(Copies, lambda *_: None)
+    assert tb.to_torch(kind(np.ones(3))).tolist() == [1, 1, 1]

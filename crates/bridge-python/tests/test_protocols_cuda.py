@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from capsules import CUDA, Producer
+from capsules import CUDA, Producer, Wrapper, with_current_stream
 
 torch: Any = pytest.importorskip("torch")
 
@@ -71,6 +71,59 @@ def test_the_stream_of_an_interface_is_waited_for() -> None:
             tensor.fill_(7)
         view = tb.to_cupy(Interface(tensor, stream=stream.cuda_stream, version=3))
         assert bool((view == 7).all())
+
+
+class Deaf(Wrapper):
+    """A producer that takes no notice of the stream that it is called with."""
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self.tensor.__dlpack__(**{**keywords, "stream": -1})
+
+
+@pytest.mark.parametrize("target", ["torch", "cupy", "lend"])
+def test_the_current_stream_of_an_exchange_table_is_waited_for(target: str) -> None:
+    for i in range(1, 11):
+        stream = torch.cuda.Stream()
+        kind = with_current_stream(Deaf, lambda *_, stream=stream: stream.cuda_stream)
+        tensor = torch.zeros(1 << 20, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            tensor.fill_(i)
+        producer = kind(tensor)
+        if target == "lend":
+            view = torch.from_dlpack(tb.lend(producer, stream=torch.cuda.current_stream()))
+        else:
+            view = tb.convert(producer, target)
+        assert bool((view == i).all())
+
+
+@pytest.mark.parametrize("target", ["torch", "jax"])
+def test_the_current_stream_of_tvm_ffi_is_waited_for(target: str) -> None:
+    tvm_ffi: Any = pytest.importorskip("tvm_ffi")
+    pytest.importorskip(target)
+    for i in range(1, 11):
+        stream, memory = cupy.cuda.Stream(non_blocking=True), cupy.zeros(1 << 20, "float32")
+        tensor = tvm_ffi.from_dlpack(memory)
+        torch.cuda.synchronize()
+        with stream, tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), stream.ptr):
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+                torch.cuda._sleep(20_000_000)
+            memory.fill(i)
+            view = tb.convert(tensor, target)
+        copy = view + 0
+        assert bool((copy == i).all())
+
+
+def test_negative_strides_are_refused_before_a_consumer_of_the_interface_has_them() -> None:
+    array = cupy.arange(12.0).reshape(3, 4)[::-1]
+    with pytest.raises(tb.BridgeLayoutError, match=r"negative.*pass copy=True to lend"):
+        _ = tb.lend(array).__cuda_array_interface__
+    assert tb.lend(array, copy=True).__cuda_array_interface__["strides"] is None
+    assert tb.lend(array, copy=False).__cuda_array_interface__["strides"] == (-32, 8)
+    assert cupy.from_dlpack(tb.lend(array)).tolist() == array.tolist()
+    cuda: Any = pytest.importorskip("numba.cuda")
+    assert cuda.as_cuda_array(tb.lend(array, copy=True)).copy_to_host().tolist() == array.tolist()
 
 
 def test_a_cuda_array_interface_is_screened() -> None:

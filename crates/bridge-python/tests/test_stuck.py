@@ -60,6 +60,12 @@ def consumed() -> Any:
     return tb.to_numpy(capsule)
 
 
+def overwritten() -> Any:
+    tensor = torch.ones(3)
+    torch._C._set_storage_access_error_msg(tensor, "clone the tensor outside of torch.compile()")
+    return tb.to_numpy(tensor)
+
+
 def deleted() -> Any:
     array = jax.numpy.ones(3)
     array.delete()
@@ -200,6 +206,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "argument",
         "pass trees of the same structure",
     ),
+    "an output of a CUDA graph": (overwritten, "framework", "clone the tensor outside of torch.compile()"),
     "a loan after its block": (closed, None, "or lend again"),
     "a write to a constant": (written, None, "read-only"),
     "a revoked ticket": (revoked, "gone", "Ask for a new one"),
@@ -222,6 +229,20 @@ if importlib.util.find_spec("tensorflow") is not None:
         with tf.Graph().as_default():
             return tb.to_torch(tf.ones(3))
 
+    def written_before_the_backward() -> None:
+        x = torch.ones(2, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x):
+            y = tb.autograd.torch_function(tf.square)(x)
+        x.detach().zero_()
+        y.sum().backward()
+
+    def dropped_in_a_checkpoint() -> None:
+        dropout = tb.autograd.torch_function(lambda x: tf.nn.dropout(x, 0.5))
+        x = torch.ones(2, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(dropout, x, use_reentrant=True).sum().backward()
+
+    MISTAKES["dropout in a checkpoint"] = (dropped_in_a_checkpoint, "argument", "draw them from a seed")
+    MISTAKES["a write before the backward"] = (written_before_the_backward, "argument", "write after the backward")
     MISTAKES["a symbolic tensor of a graph"] = (symbolic, "not_a_tensor", "convert the result")
     MISTAKES["strings"] = (lambda: tb.to_torch(tf.constant(["a"])), "dtype", "decode them in TensorFlow")
     MISTAKES["a ragged tensor"] = (lambda: tb.to_torch(tf.ragged.constant([[1], []])), "not_a_tensor", ".to_tensor()")
@@ -260,6 +281,7 @@ UNCHECKED = {
     "cupy cannot be imported",
     "… has no dtype",
     "the array is being traced",
+    "strides … are negative, and a consumer of the CUDA array interface",
     "the array was deleted, or donated",
     "the array is on a device of another process",
     "the array lies on … devices of JAX",

@@ -1,8 +1,9 @@
 //! Descriptions of tensors by C functions of PyTorch's stable interface, at a third of the cost of the exchange table.
 
-use crate::library::{AtTensor, function, is_loaded, word};
+use crate::library::{AtTensor, SEARCHED, WORD, function, is_loaded, word};
 use bridge_core::DType;
 use bridge_core::dlpack::ffi::{DLDataType, DLDevice, DLDeviceType, DLTensor};
+use pyo3::prelude::*;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
@@ -14,6 +15,7 @@ pub(crate) struct Describe {
     /// The address that an implementation begins with, of tensors with a storage and plain shapes. Others, such as
     /// sparse ones and those of `torch.func`, have functions of their own.
     plain: usize,
+    access: Access,
     dim: Read<i64>,
     sizes: Read<*mut i64>,
     strides: Read<*mut i64>,
@@ -35,7 +37,7 @@ const CODES: usize = 64;
 
 impl Describe {
     /// Returns the functions, if all exist. `plain` is that of a plain tensor.
-    pub(crate) fn find(plain: usize) -> Option<Self> {
+    pub(crate) fn find(plain: usize, access: Access) -> Option<Self> {
         const CPU: &str = "libtorch_cpu.so";
         type Code = unsafe extern "C" fn() -> i32;
         // SAFETY: the signatures are those of `torch/csrc/inductor/aoti_torch/c/shim.h`. Those that return codes have no
@@ -51,6 +53,7 @@ impl Describe {
             }
             Some(Self {
                 plain,
+                access,
                 dim: function(CPU, "aoti_torch_get_dim")?,
                 sizes: function(CPU, "aoti_torch_get_sizes")?,
                 strides: function(CPU, "aoti_torch_get_strides")?,
@@ -67,14 +70,17 @@ impl Describe {
         }
     }
 
-    /// Returns whether a tensor is plain.
+    /// Returns whether a tensor is plain, and PyTorch gives access to its memory.
     ///
     /// # Safety
     ///
     /// `tensor` points to a tensor that is alive.
     pub(crate) unsafe fn is_plain(&self, tensor: AtTensor) -> bool {
         // SAFETY: the caller's obligation.
-        unsafe { word((*tensor).expose_provenance(), 0) == self.plain }
+        unsafe {
+            let implementation = (*tensor).expose_provenance();
+            word(implementation, 0) == self.plain && self.access.is_given(implementation)
+        }
     }
 
     /// Returns the bytes of a tensor's storage; `None` for a tensor without one.
@@ -116,6 +122,55 @@ impl Describe {
                 strides: read(self.strides, tensor)?,
                 byte_offset: 0,
             })
+        }
+    }
+}
+
+/// Where a storage says that PyTorch gives no access to its memory: after a later run of a CUDA graph that has made it.
+///
+/// PyTorch's functions of C print a stack where access is refused. The exchange table raises an exception that says why.
+#[derive(Clone, Copy)]
+pub(crate) struct Access {
+    /// From a `TensorImpl` to the pointer to its `StorageImpl`.
+    storage: usize,
+    /// From a `StorageImpl` to its flags.
+    flags: usize,
+    /// Those that change when access is refused, and what they are before.
+    mask: usize,
+    given: usize,
+}
+
+impl Access {
+    /// Looks where the flags are, after the address of the memory, at `memory`. `None` where they are not found.
+    ///
+    /// # Errors
+    ///
+    /// What Python raises.
+    pub(crate) fn find(torch: &Bound<'_, PyModule>, storage: usize, memory: usize) -> PyResult<Option<Self>> {
+        let sample = torch.call_method1("zeros", (1,))?.call_method0("untyped_storage")?;
+        let address: usize = sample.getattr("_cdata")?.extract()?;
+        // SAFETY: the storage is alive, and longer than what is searched.
+        let words = || (0..SEARCHED).step_by(WORD).map(|offset| unsafe { word(address, offset) }).collect::<Vec<_>>();
+        let before = words();
+        torch.getattr("_C")?.call_method1("_set_storage_data_ptr_access_error_msg", (address, "a sample"))?;
+        let after = words();
+        let changed = (memory / WORD + 1..before.len()).find(|i| before[*i] != after[*i]);
+        Ok(changed.map(|i| {
+            let mask = before[i] ^ after[i];
+            Self { storage, flags: i * WORD, mask, given: before[i] & mask }
+        }))
+    }
+
+    /// Returns whether a tensor has a storage, and PyTorch gives access to its memory.
+    ///
+    /// # Safety
+    ///
+    /// The implementation is that of a plain tensor, and alive.
+    unsafe fn is_given(&self, implementation: usize) -> bool {
+        // SAFETY: the caller's obligation; a tensor keeps its storage.
+        unsafe {
+            let storage = word(implementation, self.storage);
+            storage != 0 && word(storage, self.flags) & self.mask == self.given
         }
     }
 }

@@ -2,15 +2,11 @@
 //! 2.10 and later. The other one is in `capsule.rs`.
 
 use crate::refusal::refusal;
-use bridge_core::dlpack::ffi::{
-    DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLPackExchangeAPIHeader,
-    DLTensor,
-};
+use bridge_core::dlpack::ffi::{DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPackExchangeAPI, DLTensor};
 use bridge_core::dlpack::{Origin, adopt, lend, versioned::Dlpack};
 use bridge_core::{Device, Error, ErrorKind, Lent, Result, Stream};
-use bridge_pyo3::{PyTensor, take_raised};
-use pyo3::exceptions::{PyAttributeError, PyBufferError};
-use pyo3::ffi::PyCapsule_GetPointer;
+use bridge_pyo3::{PyTensor, exchange_table, take_raised};
+use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -27,9 +23,6 @@ pub(crate) trait Exchange: Send + Sync {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>>;
 }
 
-/// The most older tables that are searched: a bound for a circular chain.
-const CHAIN: usize = 16;
-
 /// Functions of a framework's exchange table, valid for the life of the process (`dlpack.h`).
 pub(crate) struct ExchangeApi {
     export: unsafe extern "C" fn(*mut c_void, *mut *mut DLManagedTensorVersioned) -> c_int,
@@ -45,27 +38,7 @@ pub(crate) type Borrow = unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> c_i
 impl ExchangeApi {
     /// Returns the functions of a tensor type, if it has a table of this major version.
     pub(crate) fn of_type(tensor: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        let capsule = match tensor.getattr("__dlpack_c_exchange_api__") {
-            Err(error) if error.is_instance_of::<PyAttributeError>(tensor.py()) => return Ok(None),
-            other => other?,
-        };
-        // SAFETY: the object is alive and the GIL is held; a wrong name returns null and sets an exception.
-        let table = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), c"dlpack_exchange_api".as_ptr()) };
-        if table.is_null() {
-            return Err(PyErr::take(tensor.py()).unwrap_or_else(|| PyBufferError::new_err("empty exchange table")));
-        }
-        let mut header = table.cast::<DLPackExchangeAPIHeader>();
-        for _ in 0..CHAIN {
-            // SAFETY: a header of the chain is valid for the life of the process, or null.
-            let Some(found) = (unsafe { header.as_ref() }) else { break };
-            if found.version.major == DLPACK_MAJOR_VERSION {
-                // SAFETY: a table of this major version begins with this header (`dlpack.h`), and lives as long.
-                let api: &DLPackExchangeAPI = unsafe { &*header.cast() };
-                return Ok(Self::of_table(api));
-            }
-            header = found.prev_api;
-        }
-        Ok(None)
+        Ok(exchange_table(tensor)?.and_then(Self::of_table))
     }
 
     fn of_table(api: &DLPackExchangeAPI) -> Option<Self> {

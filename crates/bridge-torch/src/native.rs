@@ -5,7 +5,7 @@
 //! or disagrees, the adapter asks Python.
 
 use crate::counter::Counters;
-use crate::describe::Describe;
+use crate::describe::{Access, Describe};
 use crate::exchange::Borrow;
 use crate::hold::{Hold, StorageHold, hold};
 use crate::library::{AtTensor, Held, SEARCHED, function, memory_offsets, search, word};
@@ -158,8 +158,10 @@ impl Native {
             let [plain, .., leaf, foreign] = &samples;
             let Some(offsets) = plain.offsets()? else { return Ok(None) };
             let mut native = Self { borrow, functions, offsets, describe: None, marks: None, counters: None };
+            let access = probe(torch.py(), Access::find(torch, offsets.storage, offsets.memory))?.flatten();
             // SAFETY: the implementation is alive with its tensor.
-            native.describe = Describe::find(unsafe { word(plain.implementation, 0) });
+            native.describe =
+                access.and_then(|access| Describe::find(unsafe { word(plain.implementation, 0) }, access));
             let agrees = samples.iter().all(|sample| native.agrees(sample)) && leaf.offsets()? == Some(offsets);
             let [own, same, other] = [plain, leaf, foreign].map(|sample| native.deleter(&sample.tensor));
             Ok((agrees && own == same && own != other).then_some(native))

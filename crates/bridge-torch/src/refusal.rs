@@ -2,6 +2,7 @@
 
 use bridge_core::{Error, ErrorKind, MAX_NDIM};
 use bridge_pyo3::{PyTensor, brief_str, call};
+use pyo3::exceptions::PyNotImplementedError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -42,6 +43,12 @@ pub(crate) fn without_memory(tensor: &PyTensor<'_>) -> Error {
     Error::new(ErrorKind::NotATensor, text)
 }
 
+/// Returns the address of the tensor's storage, or PyTorch's exception.
+fn address(tensor: &PyTensor<'_>) -> PyResult<usize> {
+    let py = tensor.py();
+    call(&call(tensor, intern!(py, "untyped_storage"), &[])?, intern!(py, "data_ptr"), &[])?.extract()
+}
+
 /// Makes the error for a tensor that PyTorch does not export, with advice.
 #[cold]
 pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
@@ -63,8 +70,16 @@ pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
         (ErrorKind::Dtype, text)
     } else if text_of("is_nested") == "True" {
         (ErrorKind::NotATensor, "a nested tensor has no single shape: call .to_padded_tensor() first".into())
-    } else if call(tensor, intern!(tensor.py(), "untyped_storage"), &[]).is_err() {
-        (ErrorKind::NotATensor, WITHOUT_MEMORY.into())
+    } else if let Err(refused) = address(tensor) {
+        match refused.is_instance_of::<PyNotImplementedError>(tensor.py()) {
+            true => (ErrorKind::NotATensor, WITHOUT_MEMORY.into()),
+            // Such as that of an output of a CUDA graph that a later run has overwritten. Its advice comes last.
+            false => {
+                let text =
+                    format!("torch gives no access to the memory of this tensor: {}", refused.value(tensor.py()));
+                (ErrorKind::Framework, text)
+            }
+        }
     } else {
         let reason = brief_str(error.value(tensor.py()));
         (ErrorKind::Framework, format!("torch does not export a tensor of dtype {dtype} on {device}: {reason}"))

@@ -1,6 +1,7 @@
 //! What a loan orders, with an ordering that records its calls.
 
 use super::*;
+use crate::loan::check_strides;
 use crate::origin::READER;
 use bridge_core::dlpack::{DLPack, Origin, Tensor, describe};
 use bridge_core::{Device, DeviceBuffer, Layout, Reuse, Stream, Views, transfer};
@@ -217,4 +218,17 @@ fn on_the_host_there_is_nothing_to_order() {
     assert_eq!((scene.consume(None), scene.consume(Some(0xc0))), (vec![], vec![]));
     scene.loan().settle().unwrap();
     assert_eq!(scene.end(), []);
+}
+
+#[test]
+fn negative_strides_enter_an_array_interface_where_the_caller_insists() {
+    for copy in [None, Some(true), Some(false)] {
+        assert!(check_strides(&[4, 1], copy).is_ok());
+        let reversed = check_strides(&[-4, 1], copy);
+        assert_eq!(reversed.is_ok(), copy == Some(false));
+        if let Err(error) = reversed {
+            assert_eq!(error.kind(), ErrorKind::Layout);
+            assert!(error.to_string().contains("pass copy=True to lend"), "{error}");
+        }
+    }
 }

@@ -14,7 +14,7 @@ from . import _core
 from .errors import of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class Recorded(Protocol):
@@ -29,8 +29,8 @@ class Recorded(Protocol):
     ) -> tuple[list[int], Any]:
         """Return the inputs that have a gradient, and these gradients.
 
-        ``tensors`` are the inputs, and ``wanted`` those whose gradients are needed. ``known`` are the gradients of the
-        outputs ``given``. All are tensors of PyTorch.
+        ``tensors`` are the inputs as PyTorch has saved them, and ``wanted`` those whose gradients are needed. ``known``
+        are the gradients of the outputs ``given``. All are tensors of PyTorch.
         """
 
 
@@ -43,12 +43,15 @@ class Node(torch.autograd.Function):  # type: ignore[misc]
         outputs = copied(record.targets)
         ctx.mark_non_differentiable(*(y for y in outputs if not _has_gradient(y)))
         ctx.set_materialize_grads(False)
-        # The record reads their memory later: PyTorch refuses to go back once a program has written to it.
+        # PyTorch refuses to go back once a program has written to them. Hooks on saved tensors, such as those of
+        # torch.utils.checkpoint, save copies and end that check: then a record computes from the copies, or checks.
         ctx.save_for_backward(*tensors)
         ctx.record = record
         return tuple(outputs)
 
+    # Compiled autograd would have Dynamo look into the backward, and so into the other framework.
     @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
@@ -61,6 +64,42 @@ class Node(torch.autograd.Function):  # type: ignore[misc]
         if not _kept():
             ctx.record = None
         return tuple(found)
+
+
+class Writes:
+    """Counts the writes to tensors from now on, for where hooks end PyTorch's own check. Has none of their memory."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        # PyTorch counts none to a tensor of inference mode, and saves no such tensor.
+        self.counted = [(_counter(x), x._version, x.data_ptr()) for x in tensors if not x.is_inference()]
+
+    def __bool__(self) -> bool:
+        """Return whether PyTorch has written to a tensor."""
+        return any(counter._version != before for counter, before, _ in self.counted)
+
+    def reach(self, saved: Sequence[Any]) -> bool:
+        """Return whether a write has changed what was saved: a hook has saved the tensor itself."""
+        return any(
+            counter._version != before and x._version == counter._version and x.data_ptr() == address
+            for x, (counter, before, address) in zip(saved, self.counted, strict=True)
+        )
+
+
+def check_writes(reached: bool, why: str) -> None:
+    """Refuse a backward after a write that has ``reached`` what it is computed from."""
+    if reached:
+        text = (
+            "PyTorch wrote to an argument, a parameter or a gradient of this function after its call, and before the "
+            f"backward: {why}. Pass a .clone(), or write after the backward"
+        )
+        raise of_kind("argument", text)
+
+
+def _counter(tensor: Any) -> Any:
+    """Return an empty tensor with the counter of writes of this one."""
+    counter = tensor.detach()
+    counter.data = tensor.data.new_empty(0)
+    return counter
 
 
 def copied(tensors: list[Any]) -> list[Any]:

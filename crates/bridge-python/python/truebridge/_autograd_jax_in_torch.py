@@ -12,7 +12,7 @@ import jax
 import torch
 
 from . import _core
-from ._autograd_in_torch import Node, check_devices, check_forward_mode, copied
+from ._autograd_in_torch import Node, Writes, check_devices, check_forward_mode, check_writes, copied
 from ._autograd_of_jax import Functions, Run, differentiable
 from .autograd import tensors_at
 from .errors import of_kind
@@ -27,11 +27,12 @@ def wrapped(function: Callable[..., Any], variables: Any) -> Any:
 
 
 class Record:
-    """What JAX knows of one node."""
+    """What JAX knows of one node, without the inputs, which are PyTorch's: what JAX has computed never changes."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, tensors: list[Any]) -> None:
+        self.run = run._replace(inputs=[])
         self.targets = run.outputs
+        self.writes = Writes(tensors)
 
     def differentiated(
         self, tensors: Any, wanted: list[int], given: list[int], known: list[Any]
@@ -40,10 +41,13 @@ class Record:
         at = self.run.reached(wanted, given)
         if not at:
             return [], []
+        check_writes(self.writes.reach(tensors), "a hook on saved tensors saved the tensor itself, and no copy")
+        run = self.run._replace(inputs=_crossed(list(tensors)))
         if torch.is_grad_enabled():
-            made = Node.apply(lambda: Record(self.run.pulled(at, given, _crossed(known))), *tensors, *known)
+            depends = [*tensors, *known]
+            made = Node.apply(lambda: Record(run.pulled(at, given, _crossed(known)), depends), *depends)
         else:
-            made = copied(self.run.gradients(at, given, _crossed(known)))
+            made = copied(run.gradients(at, given, _crossed(known)))
         return list(at), made
 
 
@@ -79,7 +83,7 @@ class JAXFunction(torch.nn.Module):  # type: ignore[misc]
             nonlocal results
             run = computation.recorded(_crossed(tensors), wanted)
             results = jax.tree.structure(run.results)
-            return Record(run)
+            return Record(run, tensors)
 
         made = Node.apply(step, *tensors)
         return jax.tree.unflatten(results, made)

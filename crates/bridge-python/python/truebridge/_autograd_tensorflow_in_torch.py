@@ -22,8 +22,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from . import _core
+from ._autograd_draws import Draws
 from ._autograd_in_tensorflow import anchor
-from ._autograd_in_torch import Node, check_devices, check_forward_mode, copied
+from ._autograd_in_torch import Node, Writes, check_devices, check_forward_mode, check_writes, copied
 from ._autograd_of_tensorflow import Recorded, crossed, on
 from .autograd import filled, results_at, tensors_at
 from .errors import of_kind
@@ -36,6 +37,8 @@ class Record(NamedTuple):
     """A node of TensorFlow's in PyTorch's autograd."""
 
     run: Recorded
+    #: Writes to the tensors whose memory the tape has.
+    writes: tuple[Writes, ...]
 
     @property
     def targets(self) -> list[Any]:
@@ -46,6 +49,10 @@ class Record(NamedTuple):
         self, tensors: Any, wanted: list[int], given: list[int], known: list[Any]
     ) -> tuple[list[int], Any]:
         """Return the inputs that have a gradient, and these gradients."""
+        why = (
+            "TensorFlow's tape has the memory and no copy, whatever hooks such as those of torch.utils.checkpoint save"
+        )
+        check_writes(any(self.writes), why)
         again = torch.is_grad_enabled()
         at: list[int] = []
 
@@ -53,7 +60,9 @@ class Record(NamedTuple):
             run = self.run.derived(wanted, given, known, again)
             places = [k for k, gradient in enumerate(run.targets) if gradient is not None]
             at.extend(wanted[k] for k in places)
-            return Record(run._replace(targets=[run.targets[k] for k in places]))
+            return Record(
+                run._replace(targets=[run.targets[k] for k in places]), (*self.writes, Writes(known if again else ()))
+            )
 
         if again:
             return at, Node.apply(step, *tensors, *known)
@@ -116,6 +125,7 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
         tape: Any = tf.GradientTape(persistent=differentiable) if records else contextlib.nullcontext()
         results: Any = None
         where: list[int] = []
+        draws = Draws()
 
         def step() -> Record:
             nonlocal results
@@ -128,18 +138,20 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
                     # Each gets a gradient of its own: TensorFlow leaks a tensor that is the gradient of two inputs.
                     views = [tf.reshape(view, view.shape) for view in views]
                 inputs, keywords = tf.nest.pack_sequence_as((args, kwargs), filled(leaves, at, views))
-                results = self.function(*inputs, **keywords)
+                with draws:
+                    results = self.function(*inputs, **keywords)
             flat = tf.nest.flatten(results)
             where.extend(results_at(flat, own, "TensorFlow"))
             anchors = self._checked(tape.watched_variables(), differentiable) if records else []
             with tape:
                 targets = [tf.convert_to_tensor(flat[i]) for i in where]
-            return Record(Recorded(tape, device, sources, targets, anchors))
+            return Record(Recorded(tape, device, sources, targets, anchors), (Writes(tensors),))
 
         if differentiable:
             outputs = Node.apply(step, *tensors)
         else:
             outputs = copied(step().targets)
+        draws.check()
         return tf.nest.pack_sequence_as(results, filled([None] * len(tf.nest.flatten(results)), where, outputs))
 
     def _parameters_in_place(self) -> list[Any]:

@@ -68,9 +68,10 @@ def torch_function(
     BridgeError
         ``argument`` if ``function`` is not callable, if it reads a trainable variable that ``variables`` does not name
         while gradients are on, if a parameter was replaced, if a module over variables is pickled or copied, for
-        another ``of``, and for forward-mode derivatives; ``not_a_tensor`` for an argument of another framework and for
-        a result that is not a tensor; ``device`` for tensors of several devices; ``dtype`` for a variable that has no
-        gradient, and for 64 bits without ``jax_enable_x64``; ``missing`` without the two frameworks.
+        another ``of``, for forward-mode derivatives, and in a backward after a write to what it is computed from, or
+        where a checkpoint would draw other random numbers; ``not_a_tensor`` for an argument of another framework and
+        for a result that is not a tensor; ``device`` for tensors of several devices; ``dtype`` for a variable that has
+        no gradient, and for 64 bits without ``jax_enable_x64``; ``missing`` without the two frameworks.
 
     See Also
     --------
