@@ -76,8 +76,8 @@ _LARGE = 1 << 20
 class _Choice(NamedTuple):
     """What a process receives tensors as, and where."""
 
-    target: Target | None = None
-    device: Device | None = None
+    target: Any = None
+    device: Any = None
 
 
 #: The choice of this process, and that of a call.
@@ -365,9 +365,9 @@ def _about(tensors: Sequence[Any], node: str) -> _About:
     return _About(parts, kinds, node)
 
 
-def _is_suitable(x: Any, framework: str) -> bool:
+def _is_suitable(x: Any, framework: Any) -> bool:
     try:
-        plan(x, framework)  # type: ignore[call-overload]
+        plan(x, framework)
     except BridgeError as error:
         return error.kind not in _UNSUITABLE
     return True
@@ -431,16 +431,14 @@ def _free(obj_id: str) -> None:
 
 def _received(obj_id: str, number: int, about: _About, actor: Any, buffers: list[Any] | None) -> list[Any]:
     """Return the tensors of a part, or the buffers with their elements."""
-    part, choice, known = (
-        about.parts[number],
-        _call.get() or _process,
-        global_worker.rdt_manager.get_rdt_metadata(obj_id),
-    )
+    part, choice = about.parts[number], _call.get() or _process
+    known = global_worker.rdt_manager.get_rdt_metadata(obj_id)
     if known is not None and known.target_device is not None:
         # Ray has made buffers of PyTorch for it.
         buffers, choice = None, choice._replace(device=known.target_device)
-    elif buffers:
+    if buffers:
         choice = _Choice("torch", str(buffers[0].device))
+    choice = choice._replace(target=choice.target or part.framework)
     near = about.node == ray.get_runtime_context().get_node_id()
     ways = _NEAR if near else _FAR if _has_nixl() else _FAR[1:]
     way = next((way for way in ways if part.offers.get(way) is not None), None)
@@ -487,7 +485,7 @@ def _ticket(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> str:
 
 
 def _opened(ticket: str, part: _Part, choice: _Choice, name: str, buffers: Any) -> list[Any]:
-    return open(ticket, choice.target or part.framework, device=choice.device)  # type: ignore[arg-type, no-any-return]
+    return open(ticket, choice.target, device=choice.device)  # type: ignore[no-any-return]
 
 
 def _registered(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> Any:
@@ -510,7 +508,7 @@ def _read(about: Any, part: _Part, choice: _Choice, name: str, buffers: list[Any
         tensors = buffers
     nixl = _nixl()
     tensors = nixl.recv_multiple_tensors(name, about, nixl.get_communicator_metadata(None, None), tensors)
-    return buffers or convert(tensors, choice.target or part.framework)  # type: ignore[arg-type, no-any-return]
+    return buffers or convert(tensors, choice.target)
 
 
 def _stored(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> Any:
@@ -531,8 +529,8 @@ def _bytes_of_ticket(ticket: str) -> Any:
 def _fetched(reference: Any, part: _Part, choice: _Choice, name: str, buffers: Any) -> list[Any]:
     found = ray.get(reference, timeout=ray_constants.RDT_FETCH_FAIL_TIMEOUT_SECONDS)
     arrays = [elements.view(dtype).reshape(shape) for elements, dtype, shape in found]
-    target = choice.target or part.framework
-    return convert(arrays, target, copy=True, device=choice.device or part.device)  # type: ignore[arg-type, no-any-return]
+    target = choice.target
+    return convert(arrays, target, copy=True, device=choice.device or part.device)  # type: ignore[no-any-return]
 
 
 def _pickled(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> bytes:
