@@ -121,6 +121,12 @@ def load(
     -------
     tensor or tree
         The saved tensors. For a file of another program: a tensor for ``.npy``, otherwise a dict of tensors by name.
+        Elements of less than a byte, such as ``F4`` of safetensors, are loaded as their bytes, ``uint8``.
+
+    Warns
+    -----
+    BridgeWarning
+        For tensors that are loaded as their bytes.
 
     Raises
     ------
