@@ -123,11 +123,6 @@ def load(
         The saved tensors. For a file of another program: a tensor for ``.npy``, otherwise a dict of tensors by name.
         Elements of less than a byte, such as ``F4`` of safetensors, are loaded as their bytes, ``uint8``.
 
-    Warns
-    -----
-    BridgeWarning
-        For tensors that are loaded as their bytes.
-
     Raises
     ------
     BridgeError
@@ -136,6 +131,11 @@ def load(
         is decompressed or allocated for tensors before all sizes have been checked.
     OSError
         If the file cannot be opened.
+
+    Warns
+    -----
+    BridgeWarning
+        For tensors that are loaded as their bytes.
 
     Examples
     --------
