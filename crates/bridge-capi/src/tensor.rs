@@ -174,7 +174,7 @@ impl CTensor {
         let ndim = usize::try_from(memory.ndim).ok().filter(|ndim| *ndim <= MAX_NDIM);
         let ndim = ndim.ok_or_else(|| refused(format!("ndim is {}: it must be 0 to {MAX_NDIM}", memory.ndim)))?;
         let dtype = DType::from(memory.dtype);
-        if dtype.lanes != 1 {
+        if !dtype.is_element() {
             let text =
                 format!("vector elements (lanes = {}) have no counterpart: describe them as scalars", dtype.lanes);
             return Err(Error::new(ErrorKind::Dtype, text));

@@ -265,6 +265,19 @@ impl Lent {
         self
     }
 
+    /// Returns the same tensor with another dtype of the same width, for a producer whose protocol names the wrong one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Layout`] where the widths differ.
+    pub fn relabelled(mut self, dtype: DType) -> Result<Self> {
+        if dtype.itemsize() != Some(self.layout().itemsize()) {
+            return Err(Error::new(ErrorKind::Layout, format!("the layout was not made for dtype {dtype}")));
+        }
+        self.0.facts_mut().dtype = dtype;
+        Ok(self)
+    }
+
     /// Returns the same tensor with permuted dimensions.
     ///
     /// # Errors

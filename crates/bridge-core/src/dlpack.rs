@@ -123,7 +123,7 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
 /// The deleter has been called in every case.
 ///
 /// [`ErrorKind::Protocol`] and [`ErrorKind::Layout`] for what breaks DLPack's rules or arithmetic,
-/// [`ErrorKind::Dtype`] for vectors (lanes ≠ 1) and elements that are not whole bytes.
+/// [`ErrorKind::Dtype`] for vectors (lanes ≠ 1, but for packed float4) and elements that are not whole bytes.
 ///
 /// # Safety
 ///
@@ -191,7 +191,7 @@ impl View {
             // DLPack counts bits.
             layout.nbytes().checked_mul(8)?;
             let data = tensor.data.expose_provenance().checked_add(usize::try_from(tensor.byte_offset).ok()?)?;
-            (dtype.lanes == 1 && device.index >= 0).then_some(Self { data, dtype, layout, device })
+            (dtype.is_element() && device.index >= 0).then_some(Self { data, dtype, layout, device })
         });
         // SAFETY: see above.
         view.ok_or_else(|| unsafe { refusal(tensor) })
@@ -230,7 +230,7 @@ unsafe fn refusal(tensor: &ffi::DLTensor) -> Error {
         let known = unsafe { TensorRef::from_raw(tensor) };
         let known = known.map_err(|error| broken(error.to_string()).caused_by(error))?;
         let (dtype, device) = (DType::from(tensor.dtype), Device::from(tensor.device));
-        if dtype.lanes != 1 {
+        if !dtype.is_element() {
             let text =
                 format!("vector elements (lanes = {}) have no counterpart: view the tensor as scalars", dtype.lanes);
             return Err(Error::new(ErrorKind::Dtype, text));

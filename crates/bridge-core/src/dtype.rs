@@ -14,15 +14,15 @@ pub struct DType {
     pub code: u8,
     /// Bits of one lane.
     pub bits: u8,
-    /// Lanes of one element: 1 for every dtype of the frameworks supported here.
+    /// Lanes of one element: 1, but for [two numbers in a byte](Self::FLOAT4_E2M1FN_X2).
     pub lanes: u16,
 }
 
 macro_rules! dtypes {
-    ($($constant:ident = $name:literal, $code:literal, $bits:literal;)*) => {
+    ($($constant:ident = $name:literal, $code:literal, $bits:literal $(x $lanes:literal)?;)*) => {
         impl DType {
             $(#[doc = concat!("`", $name, "`")]
-            pub const $constant: DType = DType { code: $code, bits: $bits, lanes: 1 };)*
+            pub const $constant: DType = DType { code: $code, bits: $bits, lanes: 1 $(* $lanes)? };)*
 
             /// Every dtype with a name, and its name.
             pub const NAMED: &'static [(DType, &'static str)] = &[$((DType::$constant, $name)),*];
@@ -58,6 +58,7 @@ dtypes! {
     FLOAT6_E2M3FN = "float6_e2m3fn", 15, 6;
     FLOAT6_E3M2FN = "float6_e3m2fn", 16, 6;
     FLOAT4_E2M1FN = "float4_e2m1fn", 17, 4;
+    FLOAT4_E2M1FN_X2 = "float4_e2m1fn_x2", 17, 4 x 2;
 }
 
 impl DType {
@@ -65,6 +66,11 @@ impl DType {
     pub fn itemsize(self) -> Option<usize> {
         let bits = usize::from(self.bits) * usize::from(self.lanes);
         (bits > 0 && bits % 8 == 0).then_some(bits / 8)
+    }
+
+    /// Returns whether frameworks have such elements: of one lane, or with a name.
+    pub fn is_element(self) -> bool {
+        self.lanes == 1 || self.name().is_some()
     }
 
     /// Returns whether an element is a pair of a real and an imaginary part.
@@ -173,7 +179,10 @@ mod tests {
     fn only_whole_bytes_have_an_itemsize() {
         assert_eq!(DType::COMPLEX128.itemsize(), Some(16));
         assert_eq!(DType { lanes: 3, ..DType::UINT16 }.itemsize(), Some(6), "all lanes");
-        assert_eq!(DType { lanes: 2, ..DType::FLOAT4_E2M1FN }.itemsize(), Some(1), "two halves of a byte");
+        assert_eq!(DType::FLOAT4_E2M1FN_X2, DType { lanes: 2, ..DType::FLOAT4_E2M1FN });
+        assert_eq!(DType::FLOAT4_E2M1FN_X2.itemsize(), Some(1), "two halves of a byte");
+        assert!(DType::FLOAT4_E2M1FN_X2.is_element() && DType::INT8.is_element());
+        assert!(!DType { lanes: 2, ..DType::UINT8 }.is_element());
         assert_eq!(DType::FLOAT4_E2M1FN.itemsize(), None);
         assert_eq!(DType { code: 0, bits: 0, lanes: 1 }.itemsize(), None);
     }

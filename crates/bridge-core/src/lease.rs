@@ -3,7 +3,7 @@
 use crate::group::Group;
 use crate::leak::{Unordered, leased, released};
 use crate::views::Used;
-use crate::{Access, Consumer, DType, Device, ErrorKind, Layout, Lent, Ordering, Reuse, Stream};
+use crate::{Access, Consumer, DType, Device, ErrorKind, Layout, Lent, Ordering, Result, Reuse, Stream};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,6 +36,8 @@ struct Ordered {
     owner: Stream,
     /// The stream at import; `None` where the host reads.
     reader: Option<Used>,
+    /// Whether that is the per-thread stream, for which the legacy stream stands.
+    per_thread: bool,
     /// Whether the consumer has panicked. What it reads is not known then, so the memory is leaked.
     unknown: bool,
 }
@@ -67,7 +69,9 @@ impl Lease {
                 reader
             };
             let reader = catch_unwind(AssertUnwindSafe(enter));
-            Ordered { owner: owner.on_any_thread(), unknown: reader.is_err(), reader: reader.unwrap_or_default() }
+            let per_thread = stream == Some(Stream::PER_THREAD);
+            let (owner, unknown) = (owner.on_any_thread(), reader.is_err());
+            Ordered { owner, reader: reader.unwrap_or_default(), per_thread, unknown }
         });
         leased();
         Self { lent: Some(lent), copied, consumer, ordering, ordered, group: None }
@@ -155,7 +159,7 @@ impl Lease {
 
     fn give_back(&mut self) -> Returned {
         let Some(lent) = self.lent.take() else { return Returned::Now };
-        let Some(Ordered { owner, reader, unknown }) = self.ordered.take() else { return Returned::Now };
+        let Some(Ordered { owner, reader, per_thread, unknown }) = self.ordered.take() else { return Returned::Now };
         let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
         let (seen_on, bytes) = (lent.device(), bytes(&lent));
         // Until every reader is ordered before its reuse, the memory must not be returned, whatever fails below.
@@ -163,52 +167,78 @@ impl Lease {
         if unknown {
             return Returned::Now;
         }
-        // Both keep their streams alive until the end of this function.
+        // Both keep their streams alive until the end of this function, or of the attempts below.
         let recorded = self.consumer.views().leave(seen_on, &bytes);
         let Ok(current) = self.consumer.current_stream(seen_on) else { return Returned::Now };
         let current = current.map(Stream::on_any_thread);
         let ordering = &self.ordering;
-        let order_after = |stream| if stream == owner { Ok(()) } else { ordering.order(device, stream, owner) };
-        let mut readers: SmallVec<[Stream; 4]> = recorded.iter().chain(&reader).map(|used| used.stream).collect();
-        readers.sort_unstable();
-        readers.dedup();
+        let mut after: SmallVec<[Stream; 4]> = recorded.iter().chain(&reader).map(|used| used.stream).collect();
+        after.sort_unstable();
+        after.dedup();
         // Where no stream is current, the interpreter shuts down, and there may be no later.
-        let known = current.is_some_and(|current| readers.contains(&current));
+        let known = current.is_some_and(|current| after.contains(&current));
         let elsewhere = self.consumer.uses_other_streams();
-        let grouped = |group: &&Arc<Group>| known && !elsewhere && group.admits(&readers, reuse);
+        let grouped = |group: &&Arc<Group>| known && !elsewhere && group.admits(&after, reuse);
         if let Some(group) = self.group.as_ref().filter(grouped) {
             return Returned::WithItsGroup { first: group.put(buffer, reuse) };
         }
-        if readers.iter().any(|reader| order_after(*reader).is_err()) {
-            return Returned::Now;
-        }
+        after.extend(current.filter(|_| !known));
         let give_back = move |ordering: &dyn Ordering| match reuse {
             _ if elsewhere => ordering.retire_after_all(device, owner, buffer.into_ordered()),
             Reuse::InStreamOrder => drop(buffer.into_ordered()),
+            // Leaked: the graph that the per-thread stream is captured into may use it.
+            Reuse::Unknown if per_thread && ordering.is_captured(device, Stream::LEGACY) == Some(true) => drop(buffer),
             Reuse::Unknown => ordering.retire(device, owner, buffer.into_ordered()),
         };
-        let current = current.filter(|current| !readers.contains(current));
-        match current.map(|current| (current, order_after(current))) {
-            None | Some((_, Ok(()))) => give_back(&**ordering),
-            // The view has no known use in the stream that is being captured, so the wait can follow the capture.
-            Some((current, Err(error))) if error.kind() == ErrorKind::Captured => {
-                let keep = self.consumer.keep(seen_on, current);
+        match order_all(&**ordering, device, &mut after, owner) {
+            Ok(()) => give_back(&**ordering),
+            Err(error) if error.kind() == ErrorKind::Captured => {
+                let Some(current) = current else { return Returned::Now };
+                let is_captured = |stream: &Stream| ordering.is_captured(device, *stream) == Some(true);
+                // A graph that uses the view may be launched at any time. The legacy stream itself is never captured: a
+                // capture of another stream forbids its use, and it may stand for the captured per-thread stream.
+                let in_a_graph = |stream: &Stream| {
+                    let is_reader = known || *stream != current;
+                    is_reader && (*stream != Stream::LEGACY || per_thread) && is_captured(stream)
+                };
+                if after.iter().any(in_a_graph) {
+                    return Returned::Now;
+                }
+                // The view has no known use in a stream that is being captured, so the wait can follow the capture.
+                let until = after.iter().chain([&owner]).find(|stream| is_captured(stream)).copied();
+                let keep = (recorded, reader, self.consumer.keep(seen_on, current));
                 let (later, mut give_back) = (Arc::clone(ordering), Some(give_back));
                 let attempt = move || {
                     let _kept = &keep;
-                    match later.order(device, current, owner) {
+                    match order_all(&*later, device, &mut after, owner) {
                         Err(error) if error.kind() == ErrorKind::Captured => return false,
                         Ok(()) => give_back.take().into_iter().for_each(|give_back| give_back(&*later)),
                         Err(_) => give_back = None,
                     }
                     true
                 };
-                ordering.defer(device, current, Box::new(attempt));
+                ordering.defer(device, until.unwrap_or(current), Box::new(attempt));
             }
-            Some(_) => (),
+            Err(_) => (),
         }
         Returned::Now
     }
+}
+
+/// Makes the owner's stream wait for each of these, and takes it off the list.
+fn order_all(
+    ordering: &dyn Ordering,
+    device: Device,
+    earlier: &mut SmallVec<[Stream; 4]>,
+    owner: Stream,
+) -> Result<()> {
+    while let Some(stream) = earlier.first() {
+        if *stream != owner {
+            ordering.order(device, *stream, owner)?;
+        }
+        earlier.remove(0);
+    }
+    Ok(())
 }
 
 /// When the drop of a lease has returned its memory, or leaked it.

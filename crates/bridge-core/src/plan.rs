@@ -236,7 +236,11 @@ pub(crate) fn loses_read_only(lent: &Lent, target: &Profile) -> bool {
 fn without_dtype(dtype: DType, target: &Profile) -> Error {
     let disabled = target.disabled.as_ref().filter(|(dtypes, _)| dtypes.contains(&dtype));
     let other = disabled.map_or("view its bytes as uint8", |(_, enable)| enable);
-    let text = format!("{} has no dtype {dtype}: cast the tensor, or {other}, first", target.name);
+    let text = match dtype.lanes {
+        1 => format!("{} has no dtype {dtype}: cast the tensor, or {other}, first", target.name),
+        // No framework casts it.
+        _ => format!("{} has no dtype {dtype}: pass .view(torch.uint8), which takes the bytes across", target.name),
+    };
     Error::new(ErrorKind::Dtype, text)
 }
 

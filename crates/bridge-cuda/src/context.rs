@@ -164,6 +164,37 @@ impl<D: Driver> Drop for Kept<'_, D> {
     }
 }
 
+/// What a capture into a graph means for a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Capture {
+    /// No capture concerns it.
+    No,
+    /// It is being captured.
+    Yes,
+    /// It is the legacy stream, and a capture of a blocking stream forbids every use of it
+    /// (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`).
+    Forbids,
+}
+
+/// Refuses two streams of which one is being captured into a graph: the wait would pull the other one into the capture,
+/// or end the capture with an error. So would one of the legacy stream while a blocking stream is captured.
+pub(crate) fn both_or_neither(earlier: (Stream, Capture), later: (Stream, Capture)) -> Result<()> {
+    let forbids = [earlier.1, later.1].contains(&Capture::Forbids);
+    if !forbids && earlier.1 == later.1 {
+        return Ok(());
+    }
+    let (earlier, later) = (earlier.0, later.0);
+    let text = match forbids {
+        true => format!(
+            "a blocking stream is being captured into a CUDA graph, and so {later} must not wait for {earlier}: convert before the capture begins, or capture a non-blocking stream"
+        ),
+        false => format!(
+            "one of {earlier} and {later} is being captured into a CUDA graph and the other is not: convert before the capture begins, or use one stream on both sides"
+        ),
+    };
+    Err(Error::new(ErrorKind::Captured, text))
+}
+
 /// When the work now in a stream is done.
 pub(crate) enum Mark {
     /// Already.
@@ -245,26 +276,26 @@ impl<'a, D: Driver> Entered<'a, D> {
         Ok(!self.pushed && blocking()?)
     }
 
-    /// Refuses two streams of which one is being captured into a graph: the wait would pull the other one into the
-    /// capture, or end the capture with an error.
+    /// Refuses two streams that cannot be ordered because of a capture.
     pub fn both_or_neither_captured(&self, earlier: Stream, later: Stream) -> Result<()> {
-        let captured = |stream| self.driver.is_capturing(stream).map_err(|failure| error(self.driver, failure));
-        if captured(earlier)? == captured(later)? {
-            return Ok(());
+        let capture = |stream| self.capture(stream).map_err(|failure| error(self.driver, failure));
+        both_or_neither((earlier, capture(earlier)?), (later, capture(later)?))
+    }
+
+    /// Returns what a capture into a graph means for a stream.
+    pub fn capture(&self, stream: Stream) -> Outcome<Capture> {
+        match self.driver.is_capturing(stream) {
+            Ok(false) => Ok(Capture::No),
+            Ok(true) => Ok(Capture::Yes),
+            Err(failure) if CAPTURING.contains(&failure.code) => Ok(Capture::Forbids),
+            Err(failure) => Err(failure),
         }
-        let text = format!(
-            "one of {earlier} and {later} is being captured into a CUDA graph and the other is not: convert before the capture begins, or use one stream on both sides"
-        );
-        Err(Error::new(ErrorKind::Captured, text))
     }
 
     /// Returns whether the stream is being captured; `None` where the driver cannot tell. The legacy stream counts as
     /// captured while another capture forbids the query.
     pub fn is_captured(&self, stream: Stream) -> Option<bool> {
-        match self.driver.is_capturing(stream) {
-            Ok(captured) => Some(captured),
-            Err(Failure { code, .. }) => CAPTURING.contains(&code).then_some(true),
-        }
+        self.capture(stream).ok().map(|capture| capture != Capture::No)
     }
 
     /// Blocks the host until all work now in the stream has run.

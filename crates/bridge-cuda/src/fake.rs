@@ -76,6 +76,16 @@ struct State {
 }
 
 impl State {
+    /// Returns the failure of a call that uses the legacy stream while a blocking stream is being captured
+    /// (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`).
+    fn implicit(&self, call: &'static str, stream: Stream) -> Outcome<()> {
+        let is_blocking = |captured| self.blocking.contains(&captured) || captured == Stream::PER_THREAD;
+        match stream == Stream::LEGACY && self.capturing.is_some_and(is_blocking) {
+            true => Err(Failure { call, code: 906 }),
+            false => Ok(()),
+        }
+    }
+
     fn current(&self) -> Option<Context> {
         self.stacks.get(&thread::current().id())?.last().copied()
     }
@@ -276,6 +286,7 @@ impl Driver for Fake {
     fn record_event(&self, event: Event, stream: Stream) -> Outcome<()> {
         let mut state = self.state();
         state.calls.push(Call::Record(event, stream));
+        assert_eq!(state.implicit("cuEventRecord", stream), Ok(()), "it ends the capture");
         let entry = state.event("cuEventRecord", event)?;
         (entry.1, entry.2) = (Some(stream), false);
         Ok(())
@@ -288,6 +299,7 @@ impl Driver for Fake {
     fn record_context(&self, event: Event, context: Context) -> Outcome<()> {
         let mut state = self.state();
         state.calls.push(Call::RecordContext(event, context));
+        assert_eq!(state.implicit("cuCtxRecordEvent", Stream::LEGACY), Ok(()), "it ends the capture");
         let entry = state.event("cuCtxRecordEvent", event)?;
         (entry.1, entry.2) = (None, false);
         Ok(())
@@ -296,6 +308,7 @@ impl Driver for Fake {
     fn wait_event(&self, stream: Stream, event: Event) -> Outcome<()> {
         let mut state = self.state();
         state.calls.push(Call::Wait(stream, event));
+        assert_eq!(state.implicit("cuStreamWaitEvent", stream), Ok(()), "it ends the capture");
         state.outcome("cuStreamWaitEvent")?;
         // A stream may wait for an event of another context.
         let (_, earlier, _) = *state.events.get(&event).ok_or(Failure { call: "cuStreamWaitEvent", code: 400 })?;
@@ -318,7 +331,8 @@ impl Driver for Fake {
     fn is_idle(&self, stream: Stream) -> Outcome<bool> {
         let state = self.state();
         state.outcome("cuStreamQuery")?;
-        assert_ne!(state.capturing, Some(stream), "a query of a captured stream ends the capture");
+        let ends = state.capturing == Some(stream) || state.implicit("cuStreamQuery", stream).is_err();
+        assert!(!ends, "a query of a captured stream, or of the legacy stream meanwhile, ends the capture");
         Ok(state.idle.contains(&stream))
     }
 
@@ -329,12 +343,14 @@ impl Driver for Fake {
     fn is_capturing(&self, stream: Stream) -> Outcome<bool> {
         let state = self.state();
         state.outcome("cuStreamIsCapturing")?;
+        state.implicit("cuStreamIsCapturing", stream)?;
         Ok(state.capturing == Some(stream))
     }
 
     fn synchronize(&self, stream: Stream) -> Outcome<()> {
         let mut state = self.state();
         state.calls.push(Call::Synchronize(stream));
+        assert_eq!(state.implicit("cuStreamSynchronize", stream), Ok(()), "it ends the capture");
         state.outcome("cuStreamSynchronize")
     }
 

@@ -1,6 +1,6 @@
 //! Copies of bytes between the host and devices, and memory for them.
 
-use crate::context::Devices;
+use crate::context::{Capture, Devices, both_or_neither};
 use crate::driver::{Driver, Event, Outcome, RELAXED, Way, error};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream, poison};
 
@@ -148,8 +148,7 @@ impl<D: Driver> Link for Devices<D> {
     }
 
     fn is_captured(&self, device: Device, stream: Stream) -> Result<bool> {
-        let _entered = self.enter(device)?;
-        self.checked(self.driver().is_capturing(stream))
+        Ok(self.checked(self.enter(device)?.capture(stream))? != Capture::No)
     }
 
     fn is_pinned(&self, address: usize, nbytes: usize) -> Result<bool> {
@@ -201,14 +200,8 @@ impl<D: Driver> Devices<D> {
     /// Each call is made in its own device's context, because the default streams have one handle on all devices. An
     /// event may be waited for by streams of other devices (CUDA driver API, `cuStreamWaitEvent`).
     pub fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
-        let captured = |(device, stream)| Link::is_captured(self, device, stream);
-        if captured(earlier)? != captured(later)? {
-            let text = format!(
-                "one of {} and {} is being captured into a CUDA graph and the other is not: convert before the capture begins",
-                earlier.1, later.1
-            );
-            return Err(Error::new(ErrorKind::Captured, text));
-        }
+        let capture = |(device, stream)| Ok((stream, self.checked(self.enter(device)?.capture(stream))?));
+        both_or_neither(capture(earlier)?, capture(later)?)?;
         let mark = Link::mark(self, earlier.0, earlier.1)?;
         let waited = self.enter(later.0).and_then(|_entered| self.checked(self.driver().wait_event(later.1, mark.0)));
         Link::release(self, earlier.0, mark);

@@ -1,6 +1,6 @@
 //! Orders streams with CUDA events.
 
-use crate::context::{Devices, Mark};
+use crate::context::{Capture, Devices, Entered, Mark};
 use crate::driver::{Driver, error};
 use crate::later::Later;
 use crate::reaper;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// has been submitted, long before it fires.
 pub(crate) struct CudaOrdering<D> {
     devices: Arc<Devices<D>>,
-    reaper: Reaper,
+    reaper: Arc<Reaper>,
     later: Later,
     soon: Soon,
 }
@@ -26,7 +26,7 @@ impl<D: Driver> CudaOrdering<D> {
     pub fn new(driver: D, count: usize) -> Self {
         Self {
             devices: Arc::new(Devices::new(driver, count)),
-            reaper: Reaper::default(),
+            reaper: Arc::default(),
             later: Later::default(),
             soon: Soon::default(),
         }
@@ -42,7 +42,7 @@ impl<D: Driver> CudaOrdering<D> {
 
     #[cfg(test)]
     pub fn reaper_mut(&mut self) -> &mut Reaper {
-        &mut self.reaper
+        Arc::get_mut(&mut self.reaper).expect("no capture is under way")
     }
 
     #[cfg(test)]
@@ -55,17 +55,75 @@ impl<D: Driver> CudaOrdering<D> {
     }
 
     /// Never blocks and never fails: where no event can be recorded, the memory is leaked, because an early return
-    /// would let the owner overwrite bytes that are still read.
-    fn retire_buffers(&self, device: Device, stream: Stream, buffers: Buffers) {
-        let mark = self.devices.enter(device).ok().and_then(|entered| {
-            // Events fire in the order of their stream, so work after a pending one is pending.
-            entered.mark(stream, || self.reaper.is_after(&self.devices, device, stream))
-        });
-        match mark {
-            Some(Mark::Idle) => reaper::drop_each(buffers),
-            Some(Mark::Event(event)) => self.reaper.take(&self.devices, device, Some(stream), event, buffers),
-            None => self.reaper.leak(buffers),
-        }
+    /// would let the owner overwrite bytes that are still read. Where a capture of another stream forbids the event, it
+    /// is recorded after the capture.
+    fn retire_buffers(&self, device: Device, after: After, buffers: Buffers) {
+        let Err(buffers) = retire(&self.devices, &self.reaper, device, after, buffers) else { return };
+        let (devices, reaper) = (Arc::clone(&self.devices), Arc::clone(&self.reaper));
+        let mut held = Held { buffers: Some(buffers), reaper };
+        let attempt = move || {
+            let buffers = held.buffers.take();
+            held.buffers = buffers.and_then(|buffers| retire(&devices, &held.reaper, device, after, buffers).err());
+            held.buffers.is_none()
+        };
+        self.later.add(&self.devices, device, Stream::LEGACY, Box::new(attempt));
+    }
+}
+
+/// The work after which buffers are dropped.
+#[derive(Clone, Copy)]
+enum After {
+    /// That of one stream.
+    Stream(Stream),
+    /// That of every stream of the device; the reader's is named.
+    All(Stream),
+}
+
+/// Drops buffers after the work now in the device, or leaks them. Returns them where a capture of another stream forbids
+/// the event.
+fn retire<D: Driver>(
+    devices: &Arc<Devices<D>>,
+    reaper: &Reaper,
+    device: Device,
+    after: After,
+    buffers: Buffers,
+) -> Result<(), Buffers> {
+    let Ok(entered) = devices.enter(device) else {
+        reaper.leak(buffers);
+        return Ok(());
+    };
+    let (stream, mark) = match after {
+        // Events fire in the order of their stream, so work after a pending one is pending.
+        After::Stream(stream) => (Some(stream), entered.mark(stream, || reaper.is_after(devices, device, stream))),
+        After::All(stream) => (None, entered.mark_all(stream).map(Mark::Event)),
+    };
+    match mark {
+        Some(Mark::Idle) => reaper::drop_each(buffers),
+        Some(Mark::Event(event)) => reaper.take(devices, device, stream, event, buffers),
+        None if is_forbidden(&entered, after) => return Err(buffers),
+        None => reaper.leak(buffers),
+    }
+    Ok(())
+}
+
+/// Returns whether a capture of another stream forbids the event: one of the legacy stream, or of every stream.
+fn is_forbidden<D: Driver>(entered: &Entered<'_, D>, after: After) -> bool {
+    let forbidden = |stream| entered.capture(stream) == Ok(Capture::Forbids);
+    match after {
+        After::Stream(stream) => forbidden(stream),
+        After::All(stream) => entered.capture(stream) != Ok(Capture::Yes) && forbidden(Stream::LEGACY),
+    }
+}
+
+/// Buffers that wait for the end of a capture. Dropping it leaks them.
+struct Held {
+    buffers: Option<Buffers>,
+    reaper: Arc<Reaper>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.buffers.take().into_iter().for_each(|buffers| self.reaper.leak(buffers));
     }
 }
 
@@ -90,19 +148,15 @@ unsafe impl<D: Driver> Ordering for CudaOrdering<D> {
     }
 
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.retire_buffers(device, stream, smallvec![buffer]);
+        self.retire_buffers(device, After::Stream(stream), smallvec![buffer]);
     }
 
     fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-        self.retire_buffers(device, stream, buffers.into());
+        self.retire_buffers(device, After::Stream(stream), buffers.into());
     }
 
     fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        let buffers = smallvec![buffer];
-        match self.devices.enter(device).ok().and_then(|entered| entered.mark_all(stream)) {
-            Some(event) => self.reaper.take(&self.devices, device, None, event, buffers),
-            None => self.reaper.leak(buffers),
-        }
+        self.retire_buffers(device, After::All(stream), smallvec![buffer]);
     }
 
     fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
@@ -204,16 +258,70 @@ mod tests {
     #[test]
     fn such_a_buffer_is_leaked_where_the_driver_cannot_mark_and_no_capture_is_ended() {
         let (cuda, drops) = (cuda(), Arc::default());
-        for captured in [A, Stream::LEGACY] {
-            fake(&cuda).capture(captured);
-            cuda.retire_after_all(GPU, A, Counted::boxed(&drops));
-            fake(&cuda).end_capture();
-        }
+        fake(&cuda).capture(A);
+        cuda.retire_after_all(GPU, A, Counted::boxed(&drops));
+        fake(&cuda).end_capture();
         let calls = fake(&cuda).take_calls();
         assert!(!calls.iter().any(|call| matches!(call, Call::RecordContext(..))), "{calls:?}");
         fake(&cuda).fail("cuCtxRecordEvent", 801);
         cuda.retire_after_all(GPU, A, Counted::boxed(&drops));
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked(), fake(&cuda).live_events()), (0, 3, 0));
+        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked(), fake(&cuda).live_events()), (0, 2, 0));
+    }
+
+    #[test]
+    fn a_capture_of_a_blocking_stream_forbids_the_legacy_stream() {
+        for captured in [A, Stream::PER_THREAD] {
+            let cuda = cuda();
+            fake(&cuda).blocking(A);
+            fake(&cuda).capture(captured);
+            for (earlier, later) in [(captured, Stream::LEGACY), (Stream::LEGACY, captured), (B, Stream::LEGACY)] {
+                let across = cuda.order_across((GPU, earlier), (Device::cuda(1), later));
+                for result in [cuda.order(GPU, earlier, later), across] {
+                    let error = result.unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Captured);
+                    assert!(error.to_string().contains("a blocking stream is being captured"), "{error}");
+                }
+            }
+            cuda.order(GPU, B, B).unwrap();
+            assert_eq!(fake(&cuda).ordered(), []);
+            assert_eq!(cuda.synchronize(GPU, Stream::LEGACY).unwrap_err().kind(), ErrorKind::Captured);
+        }
+    }
+
+    #[test]
+    fn a_buffer_of_the_legacy_stream_is_dropped_after_the_capture_of_a_blocking_stream() {
+        type Retire = fn(&CudaOrdering<Fake>, Box<dyn DeviceBuffer>);
+        let ways: [Retire; 3] = [
+            |cuda, buffer| cuda.retire(GPU, Stream::LEGACY, buffer),
+            |cuda, buffer| cuda.retire_after_all(GPU, Stream::LEGACY, buffer),
+            |cuda, buffer| cuda.retire_after_all(GPU, B, buffer),
+        ];
+        for captured in [A, Stream::PER_THREAD] {
+            for retire in ways {
+                let (cuda, drops) = (cuda(), Arc::default());
+                fake(&cuda).blocking(A);
+                fake(&cuda).capture(captured);
+                retire(&cuda, Counted::boxed(&drops));
+                assert_eq!((drops.load(SeqCst), cuda.later().deferred(), cuda.reaper().leaked()), (0, 1, 0));
+                fake(&cuda).end_capture();
+                eventually("the event is recorded", || cuda.reaper().retired() == 1);
+                fake(&cuda).finish_all();
+                eventually("it is dropped", || drops.load(SeqCst) == 1 && cuda.later().deferred() == 0);
+                assert_eq!(cuda.reaper().leaked(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_waits_for_a_capture_is_leaked_when_the_driver_shuts_down() {
+        let (cuda, drops) = (cuda(), Arc::default());
+        fake(&cuda).blocking(A);
+        fake(&cuda).capture(A);
+        cuda.retire(GPU, Stream::LEGACY, Counted::boxed(&drops));
+        fake(&cuda).fail("cuStreamIsCapturing", 4);
+        eventually("nothing waits", || cuda.later().deferred() == 0);
+        eventually("it is leaked", || cuda.reaper().leaked() == 1);
+        assert_eq!(drops.load(SeqCst), 0);
     }
 
     #[test]

@@ -90,11 +90,11 @@ mod tests {
         views: Arc<InStream>,
     }
 
-    struct InStream(Stream, Views);
+    struct InStream(std::sync::Mutex<Stream>, Views);
 
     impl Consumer for InStream {
         fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
-            Ok(Some(self.0))
+            Ok(Some(*self.0.lock().unwrap()))
         }
 
         fn views(&self) -> &Views {
@@ -107,7 +107,8 @@ mod tests {
             let export_only = Profile::export_only("empties");
             let (dtypes, devices) = (vec![DType::FLOAT32], vec![DeviceKind::CUDA]);
             let profile = export_only.with_dtypes(dtypes).with_devices(devices).with_strides(Strides::Any);
-            Self { profile, stream, reuse, drops: Arc::default(), views: Arc::new(InStream(stream, Views::default())) }
+            let views = Arc::new(InStream(stream.into(), Views::default()));
+            Self { profile, stream, reuse, drops: Arc::default(), views }
         }
     }
 
@@ -215,6 +216,53 @@ mod tests {
             eventually("its memory is returned", || from.drops.load(SeqCst) == 1);
             drop(views);
             assert_eq!((from.drops.load(SeqCst), cuda.reaper().leaked()), (8, 0));
+        }
+    }
+
+    /// Drops a view of memory of `owner` that was read in `reader`, while `current` is current and `captured` is being
+    /// captured. Returns whether its memory is returned after the capture; else it is leaked.
+    fn is_returned(owner: Stream, reader: Stream, current: Stream, captured: Stream, reuse: Reuse) -> bool {
+        let cuda = Arc::new(CudaOrdering::new(Fake::default(), 1));
+        let ordering: Arc<dyn Ordering> = cuda.clone();
+        let fake = cuda.devices().driver();
+        let (from, to) = (Empties::new(owner, reuse), Empties::new(reader, reuse));
+        let views = cross(&from, &to, &ordering, 1);
+        *to.views.0.lock().unwrap() = current;
+        fake.blocking(A);
+        fake.capture(captured);
+        drop(views);
+        let deferred = cuda.later().deferred();
+        assert_eq!(from.drops.load(SeqCst), 0, "the capture goes on");
+        fake.end_capture();
+        eventually("nothing waits", || {
+            fake.finish_all();
+            cuda.later().deferred() + cuda.reaper().retired() == 0
+        });
+        assert_eq!(from.drops.load(SeqCst), deferred);
+        deferred == 1
+    }
+
+    #[test]
+    fn a_view_that_took_no_part_in_the_capture_of_a_blocking_stream_is_returned_after_it() {
+        let (legacy, per_thread) = (Stream::LEGACY, Stream::PER_THREAD);
+        for reuse in [Reuse::InStreamOrder, Reuse::Unknown] {
+            for (owner, reader, current, captured) in [
+                (legacy, B, A, A),
+                (legacy, legacy, A, A),
+                (legacy, B, per_thread, per_thread),
+                (B, legacy, A, A),
+                (B, legacy, per_thread, per_thread),
+                (A, B, A, A),
+                // The capture is of another thread.
+                (legacy, B, B, A),
+            ] {
+                let case = (owner, reader, current, captured, reuse);
+                assert!(is_returned(owner, reader, current, captured, reuse), "{case:?}");
+            }
+            for (owner, reader, captured) in [(legacy, A, A), (B, A, A), (B, per_thread, per_thread)] {
+                let case = (owner, reader, captured, reuse);
+                assert!(!is_returned(owner, reader, captured, captured, reuse), "a graph may use it: {case:?}");
+            }
         }
     }
 

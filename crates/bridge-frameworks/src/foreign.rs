@@ -4,7 +4,8 @@
 use crate::late::returned_late;
 use crate::loan::Loan;
 use crate::origin::{READER, origin};
-use crate::strangers::{no_tensor, package_of};
+use crate::stated::corrected;
+use crate::strangers::{is_of, no_tensor};
 use crate::{Framework, driver, interfaces};
 use bridge_core::dlpack::Origin;
 use bridge_core::dlpack::ffi::DLDevice;
@@ -131,6 +132,20 @@ fn refused(py: Python<'_>, error: PyErr) -> Error {
     framework_error(py, "the producer", error)
 }
 
+/// What producers say of a dtype that DLPack lacks, or that they do not export: JAX, ONNX Runtime and TensorFlow.
+const WITHOUT_DTYPE: [&str; 3] = ["has no DLPack equivalent", "GetDlpackDataType", "is not supported by dlpack"];
+
+/// Makes the error for a `__dlpack__` that raised.
+#[cold]
+fn not_exported(py: Python<'_>, error: PyErr) -> Error {
+    let said = error.value(py).to_string();
+    if !WITHOUT_DTYPE.iter().any(|sign| said.contains(sign)) || error.is_instance_of::<PyBufferError>(py) {
+        return refused(py, error);
+    }
+    let text = "the producer does not export its dtype by DLPack: cast the tensor, or view its bytes as uint8, first";
+    Error::new(ErrorKind::Dtype, text).caused_by(error)
+}
+
 /// A look at a foreign object on this thread. A producer may convert meanwhile, in the worst case itself. The depth is
 /// bounded, because each level takes some kilobytes of the C stack, which Python's recursion limit does not count.
 struct Nested;
@@ -249,7 +264,7 @@ fn lend(object: &PyTensor<'_>) -> Result<Lent> {
             Err(error) if lacks_argument(py, &error) => call_dlpack(object, false, false),
             capsule => capsule,
         };
-        capsule.map_err(|error| refused(py, error))?
+        capsule.map_err(|error| not_exported(py, error))?
     } else if let Some(interface) = attribute(intern!(py, "__cuda_array_interface__"))? {
         return interfaces::lend_cuda(object, &interface);
     } else if let Some(interface) = attribute(intern!(py, "__array_interface__"))? {
@@ -260,6 +275,7 @@ fn lend(object: &PyTensor<'_>) -> Result<Lent> {
     // SAFETY: the producer of a capsule and the class that implements `__dlpack__` keep DLPack's contract; what can
     // be checked of it is checked.
     let lent = unsafe { take_capsule(&capsule, &|said, address| Ok(kept(object, origin(said, address)?))) }?;
+    let lent = corrected(object, lent)?;
     Ok(if is_constant { lent.restricted(Access::Immutable) } else { lent })
 }
 
@@ -325,8 +341,7 @@ const KEEPS_LESS: [&str; 1] = ["onnxruntime"];
 /// Adds the producer to what keeps the memory if its class, or one that it extends, [keeps less](KEEPS_LESS). Others
 /// are not added: a producer that has its view as an attribute would never be collected.
 fn kept(producer: &PyTensor<'_>, origin: Origin) -> Origin {
-    let keeps_less = |class| package_of(&class).is_some_and(|package| KEEPS_LESS.contains(&&*package));
-    let keeps_less = producer.get_type().mro().iter().any(keeps_less);
+    let keeps_less = KEEPS_LESS.iter().any(|package| is_of(producer, package));
     Origin { keep: keeps_less.then(|| Arc::new(PyOwner::new(producer)) as Keep), ..origin }
 }
 

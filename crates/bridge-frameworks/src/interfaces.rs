@@ -5,7 +5,7 @@ use crate::driver;
 use crate::origin::origin;
 use bridge_core::dlpack::{describe, lend};
 use bridge_core::{DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Result, Stream};
-use bridge_pyo3::{NUMPY_DTYPES, PyOwner, PyTensor, brief, framework_error};
+use bridge_pyo3::{NUMPY_DTYPES, PyOwner, PyTensor, brief, framework_error, type_name};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyMemoryView, PyTuple};
 use std::sync::Arc;
@@ -53,18 +53,36 @@ fn dict<'a, 'py>(interface: &'a PyTensor<'py>) -> Result<&'a Bound<'py, PyDict>>
 /// [`ErrorKind::Protocol`] for anything but a dict, and for elements beyond the buffer; NumPy's own errors.
 pub(crate) fn array<'py>(object: &PyTensor<'py>, interface: &PyTensor<'py>) -> Result<PyTensor<'py>> {
     let py = object.py();
-    let interface = dict(interface)?;
+    let interface = with_data(object, dict(interface)?)?;
     let make = || {
         // NumPy gets the interface alone: the object may have a buffer as well, or return another interface each time.
         let fields = [("__array_interface__", interface.as_any()), ("object", object)].into_py_dict(py)?;
         let holder = py.import("types")?.getattr("SimpleNamespace")?.call((), Some(&fields))?;
         let array = py.import("numpy")?.call_method1("asarray", (holder,))?;
-        Ok((is_within(interface, &array)?, array))
+        Ok((is_within(&interface, &array)?, array))
     };
     match make().map_err(|error| raised(py, error))? {
         (true, array) => Ok(array),
         _ => Err(broken("it reaches beyond its buffer: state a shape, strides and an offset that lie in it")),
     }
+}
+
+/// Returns the interface with its buffer. Without `data`, that is the buffer of the object itself (NumPy, "The array
+/// interface protocol").
+fn with_data<'py>(object: &PyTensor<'py>, interface: &Bound<'py, PyDict>) -> Result<Bound<'py, PyDict>> {
+    let py = object.py();
+    if entry::<PyTensor<'_>>(interface, "data")?.is_some() {
+        return Ok(interface.clone());
+    }
+    let buffer = PyMemoryView::from(object).map_err(|error| {
+        broken(format_args!("it has no data, and {} has no buffer", type_name(object))).caused_by(error)
+    })?;
+    let complete = || {
+        let interface = interface.copy()?;
+        interface.set_item("data", buffer)?;
+        Ok(interface)
+    };
+    complete().map_err(|error| raised(py, error))
 }
 
 /// Returns whether all elements of an array lie in the buffer that its interface has in the place of an address.
@@ -143,8 +161,15 @@ impl Described {
             }
             None => Layout::new(dtype, &shape, None, 0)?,
         };
-        let (address, read_only): (usize, PyTensor<'_>) = entry(interface, "data")?.ok_or_else(missing("data"))?;
-        let read_only = read_only.is_truthy().map_err(|error| raised(interface.py(), error))?;
+        let (address, read_only) = match entry::<(Option<usize>, PyTensor<'_>)>(interface, "data")? {
+            Some((address, read_only)) => {
+                (address, read_only.is_truthy().map_err(|error| raised(interface.py(), error))?)
+            }
+            None => (None, false),
+        };
+        // The address of an array without elements is not used, and some producers leave it out.
+        let nowhere = (layout.numel() == 0).then_some(0);
+        let address = address.or(nowhere).ok_or_else(missing("data"))?;
         let stream = entry::<u64>(interface, "stream")?;
         if stream == Some(0) {
             return Err(broken("stream 0 is ambiguous: the producer must write 1 or 2 for the default streams"));
@@ -171,7 +196,8 @@ fn is_broadcast(object: &PyTensor<'_>, shape: &[i64]) -> bool {
 /// [`ErrorKind::Dtype`], [`ErrorKind::Layout`], [`ErrorKind::NotATensor`] for a mask, and those of the driver.
 pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Result<Lent> {
     let Described { dtype, layout, address, read_only, stream } = Described::by(object, dict(interface)?)?;
-    let device = match driver::locate(address)? {
+    let located = if address == 0 { None } else { driver::locate(address)? };
+    let device = match located {
         Some((device, _)) => device,
         None if layout.numel() == 0 => Device::cuda(0),
         None => return Err(broken(format_args!("the driver knows no memory at address {address:#x}"))),

@@ -30,6 +30,8 @@ mod objects;
 #[cfg(feature = "python")]
 mod origin;
 #[cfg(feature = "python")]
+mod stated;
+#[cfg(feature = "python")]
 mod strangers;
 mod table;
 #[cfg(feature = "python")]

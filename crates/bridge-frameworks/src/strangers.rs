@@ -86,8 +86,13 @@ fn of_class(class: &PyTensor<'_>) -> Option<&'static str> {
 }
 
 /// Returns the package that a class comes from.
-pub(crate) fn package_of(class: &PyTensor<'_>) -> Option<String> {
+fn package_of(class: &PyTensor<'_>) -> Option<String> {
     text(class, "__module__")?.split('.').next().map(String::from)
+}
+
+/// Returns whether the object's class, or one that it extends, comes from a package.
+pub(crate) fn is_of(object: &PyTensor<'_>, package: &str) -> bool {
+    object.get_type().mro().iter().any(|class| package_of(&class).is_some_and(|of| of == package))
 }
 
 fn text(class: &PyTensor<'_>, name: &str) -> Option<String> {

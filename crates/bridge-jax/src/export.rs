@@ -3,7 +3,7 @@
 use crate::driver::{locate, on};
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::Origin;
-use bridge_core::{Access, Device, DeviceKind, Error, ErrorKind, Lent, Result, Reuse, Stream};
+use bridge_core::{Access, DType, Device, DeviceKind, Error, ErrorKind, Lent, Result, Reuse, Stream};
 use bridge_pyo3::{PyTensor, call, drop_guarded, is_instance, not_a_tensor, take_capsule};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -28,6 +28,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     // SAFETY: jaxlib keeps DLPack's promises, and has made the legacy default stream wait for an array on a device; how
     // its allocator reuses memory is not known.
     let lent = unsafe { take_capsule(&capsule, &origin) }?;
+    refuse_bits(array, &lent)?;
     let access = runtime.protected.access(lent.data(), Access::Immutable);
     Ok(lent.restricted(access))
 }
@@ -130,6 +131,19 @@ fn is_of_this_process(array: &PyTensor<'_>) -> PyResult<bool> {
     array.getattr(intern!(array.py(), "is_fully_addressable"))?.is_truthy()
 }
 
+/// Refuses elements of one bit, which jaxlib exports as bool.
+fn refuse_bits(array: &PyTensor<'_>, lent: &Lent) -> Result<()> {
+    let py = array.py();
+    let kind = || array.getattr(intern!(py, "dtype"))?.getattr(intern!(py, "kind"))?.eq(intern!(py, "b"));
+    match lent.dtype() == DType::BOOL && !kind().map_err(|error| raised(py, error))? {
+        true => Err(Error::new(ErrorKind::Dtype, WITHOUT_COUNTERPART)),
+        false => Ok(()),
+    }
+}
+
+const WITHOUT_COUNTERPART: &str =
+    "the dtype has no counterpart in other frameworks: cast the array, for example x.astype(jax.numpy.int8)";
+
 /// Returns the error for what jaxlib does not export.
 #[cold]
 fn refused(array: &PyTensor<'_>, error: PyErr) -> Error {
@@ -141,9 +155,7 @@ fn refused(array: &PyTensor<'_>, error: PyErr) -> Error {
         return Error::new(ErrorKind::Device, text).caused_by(error);
     }
     if text.contains("has no DLPack equivalent") {
-        let text =
-            "the dtype has no counterpart in other frameworks: cast the array, for example x.astype(jax.numpy.int8)";
-        return Error::new(ErrorKind::Dtype, text).caused_by(error);
+        return Error::new(ErrorKind::Dtype, WITHOUT_COUNTERPART).caused_by(error);
     }
     raised(py, error)
 }

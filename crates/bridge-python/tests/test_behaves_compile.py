@@ -83,6 +83,19 @@ def test_fake_tensors_are_refused_and_real_ones_cross_beside_them() -> None:
         assert tb.to_numpy(real).tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("keywords", [{"order": "F"}, {"copy": True}])
+def test_no_copies_of_torch_are_made_beside_fake_tensors(keywords: Any) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    real = torch.ones(2, 3)
+    with FakeTensorMode():
+        with pytest.raises(tb.BridgeTypeError, match="leave the mode") as caught:
+            tb.to_torch(real, **keywords)
+        assert caught.value.kind == "not_a_tensor"
+        assert tb.to_numpy(real, **keywords).tolist() == [[1] * 3] * 2
+    assert tb.to_torch(real, **keywords).tolist() == [[1] * 3] * 2
+
+
 def test_a_call_costs_what_it_did() -> None:
     assert isinstance(tb.to_torch, BuiltinFunctionType) and isinstance(tb.copy, BuiltinFunctionType)
 

@@ -259,3 +259,41 @@ def test_an_output_of_a_cuda_graph_is_refused_in_the_words_of_pytorch(capfd: pyt
         with pytest.raises(tb.BridgeRuntimeError, match=r"overwritten by a subsequent run[\s\S]*clone the tensor"):
             tb.to_cupy(overwritten)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("way", ["torch → cupy", "cupy → torch", "cupy → cupy"])
+@pytest.mark.parametrize("captured", ["blocking", "non-blocking", "per-thread"])
+def test_a_view_dropped_in_a_capture_of_any_kind_of_stream_comes_back_after_it(captured: str, way: str) -> None:
+    """CUDA forbids the legacy stream, and questions about it, while a blocking stream is captured."""
+    streams = {
+        "blocking": cupy.cuda.Stream,
+        "non-blocking": lambda: cupy.cuda.Stream(non_blocking=True),
+        "per-thread": lambda: cupy.cuda.Stream.ptds,
+    }
+    stream, side = streams[captured](), cupy.cuda.Stream(non_blocking=True)
+    counter = cupy.zeros(4)
+    torch.cuda.synchronize()
+    before = settled()
+    with side:
+        if way == "torch → cupy":
+            view = tb.to_cupy(torch.ones(1 << 20, device="cuda"))
+        elif way == "cupy → torch":
+            view = tb.to_torch(cupy.ones(1 << 20))
+        else:
+            view = tb.to_cupy(tb.to_torch(cupy.ones(1 << 20)))
+    torch.cuda.synchronize()
+    with stream:
+        stream.begin_capture()
+        counter += 1
+        del view
+        gc.collect()
+        graph = stream.end_capture()
+    with side:
+        graph.launch()
+    torch.cuda.synchronize()
+    assert counter.tolist() == [1, 1, 1, 1], "the capture is whole"
+    deadline = time.monotonic() + 20
+    while tb.stats()["retired"] > before["retired"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    after = settled()
+    assert (after["leaked"], after["retired"]) == (before["leaked"], before["retired"])

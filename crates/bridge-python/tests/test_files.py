@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 import random
 import re
@@ -12,6 +13,7 @@ import stat
 import struct
 import sys
 import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -294,6 +296,12 @@ def npy(descr: str = "<f4", shape: str = "(2,)", order: str = "False", data: byt
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + data
 
 
+def version_3(file: bytes) -> bytes:
+    """Return the file in the version that NumPy writes for names of fields beyond latin-1."""
+    length = int.from_bytes(file[8:10], "little")
+    return b"\x93NUMPY\3\0" + struct.pack("<I", length) + file[10:]
+
+
 def npz(members: dict[str, bytes], how: int = zipfile.ZIP_STORED) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", how) as archive:
@@ -351,7 +359,8 @@ HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
     "overlap": (".safetensors", safe({"a": F32, "b": F32}), "file", "malformed"),
     "shape": (".safetensors", safe({"a": {**F32, "shape": [1 << 62, 4]}}), "file", "malformed"),
     "dtype": (".safetensors", safe({"a": {**F32, "dtype": "X9"}}), "file", "malformed"),
-    "half bytes": (".safetensors", safe({"a": {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}}), "dtype", "F4"),
+    "half bytes": (".safetensors", safe({"a": {"dtype": "F4", "shape": [17], "data_offsets": [0, 8]}}), "file", "malf"),
+    "records": (".npy", version_3(npy("<f4").replace(b"'<f4'", b"[('\xc3\xa9', '<f4')]")), "dtype", "counterpart"),
     "tree of strangers": (
         ".safetensors",
         safe({"__metadata__": {"truebridge.tree": '{"tree": 3, "names": ["a"]}'}, "a": F32}),
@@ -376,6 +385,47 @@ def test_a_hostile_file_is_refused_before_memory_is_taken(case: str, tmp_path: P
     assert caught.value.kind == kind
     assert str(path) in str(caught.value)
     assert peak < 8 << 20
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+def test_numbers_in_version_3_are_loaded(target: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    path.write_bytes(version_3(npy(data=np.arange(2, dtype=np.float32).tobytes())))
+    assert np.load(path).tolist() == tb.load(path, target).tolist() == [0, 1]
+
+
+#: Tensors of safetensors with elements of less than a byte: dtype, shape, and the shape of the bytes.
+NARROW = {
+    "rows of bytes": ("F4", [2, 4], [2, 2]),
+    "rows of half bytes": ("F4", [2, 3], [3]),
+    "six bits": ("F6_E2M3", [2, 4], [2, 3]),
+    "the other six bits": ("F6_E3M2", [4, 2], [6]),
+    "none": ("F4", [0, 4], [0, 2]),
+}
+
+
+@needs_safetensors
+@pytest.mark.parametrize("case", NARROW)
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax"])
+def test_elements_of_less_than_a_byte_are_loaded_as_bytes(case: str, target: Any, tmp_path: Path) -> None:
+    pytest.importorskip(target)
+    dtype, shape, bytes_shape = NARROW[case]
+    nbytes = math.prod(bytes_shape)
+    data = np.arange(2, dtype=np.float32).tobytes() + bytes(range(10, 10 + nbytes))
+    narrow = {"dtype": dtype, "shape": shape, "data_offsets": [8, 8 + nbytes]}
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(safe({"a": F32, "narrow": narrow}, data))
+    with pytest.warns(tb.BridgeWarning, match=rf"uint8: narrow \({dtype}\)") as caught:
+        loaded = tb.load(path, target)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert loaded["a"].tolist() == [0, 1]
+    narrow_bytes = np.asarray(loaded["narrow"])
+    assert (narrow_bytes.dtype, list(narrow_bytes.shape)) == (np.uint8, bytes_shape)
+    assert narrow_bytes.tobytes() == bytes(range(10, 10 + nbytes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(tb.BridgeWarning):
+            tb.load(path, target)
 
 
 def test_golden_files_that_are_refused() -> None:

@@ -59,6 +59,7 @@ COMMANDS = "a command of the check builds, lists or links this framework by name
 
 #: Why a file outside the rooms names a framework.
 REASONS: dict[str, str] = {
+    "crates/bridge-core/src/plan.rs": "the advice for a dtype that one framework alone has",
     "crates/bridge-frameworks/src/strangers.rs": "objects that are not tensors, by the package that they come from",
     "conformance/python/truebridge_conformance/_conformance.pyi": TENSORFLOW1,
     "conformance/python/truebridge_conformance/others.py": NUMPY_IS_A_TOOL,

@@ -43,6 +43,13 @@ def managed() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("target", ["torch", "cupy"])
+@pytest.mark.parametrize("data", [None, (None, False), (0, False), (None, True)])
+def test_an_array_without_elements_has_no_address(target: Any, data: Any) -> None:
+    view = tb.convert(Interface(cupy.zeros((0, 3), cupy.float32), data=data, strides=None), target, read_only=True)
+    assert (tuple(view.shape), view.sum().item()) == ((0, 3), 0)
+
+
+@pytest.mark.parametrize("target", ["torch", "cupy"])
 @pytest.mark.parametrize("version", [0, 1, 2, 3])
 def test_a_cuda_array_interface_is_enough(target: str, version: int) -> None:
     array = cupy.arange(12.0).reshape(3, 4).T

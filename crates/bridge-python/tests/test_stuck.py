@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,30 @@ def like(module: str, name: str) -> Any:
 
 class Field:
     __cuda_array_interface__ = {"version": 3, "typestr": "<f4", "shape": (3,), "strides": (5,), "data": (16, False)}
+
+
+class WithoutDType:
+    """As an array of JAX of int4 that is known by DLPack alone."""
+
+    def __dlpack__(self, **_: object) -> object:
+        raise RuntimeError("UNIMPLEMENTED: XLA type S4 has no DLPack equivalent")
+
+
+def narrow() -> None:
+    header = b'{"x":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("error", tb.BridgeWarning)
+        path = Path(folder, "x.safetensors")
+        path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+        tb.load(path, "numpy")
+
+
+def beside_fake_tensors() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = torch.ones(2, 3)
+    with FakeTensorMode():
+        tb.to_torch(x, order="F")
 
 
 def read_only() -> Any:
@@ -220,6 +245,16 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     ),
     "no folder of TensorFlow": (lambda: tb.tensorflow1.open("/no/folder"), "missing", "site-packages/tensorflow_core"),
 }
+MISTAKES["a dtype that a producer does not export"] = (lambda: tb.to_torch(WithoutDType()), "dtype", "cast the tensor")
+MISTAKES["beside fake tensors"] = (beside_fake_tensors, "not_a_tensor", "leave the mode")
+if importlib.util.find_spec("safetensors") is not None:
+    MISTAKES["half bytes in a file"] = (narrow, None, "loaded as their bytes, uint8: x (F4)")
+if hasattr(torch, "float4_e2m1fn_x2"):
+    MISTAKES["two numbers in a byte"] = (
+        lambda: tb.to_numpy(torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)),
+        "dtype",
+        "pass .view(torch.uint8)",
+    )
 if importlib.util.find_spec("cupy") is None:
     MISTAKES["CuPy is not installed"] = (lambda: tb.to_cupy(ONES), "missing", "pip install cupy")
 if importlib.util.find_spec("tensorflow") is not None:
@@ -243,6 +278,13 @@ if importlib.util.find_spec("tensorflow") is not None:
 
     MISTAKES["dropout in a checkpoint"] = (dropped_in_a_checkpoint, "argument", "draw them from a seed")
     MISTAKES["a write before the backward"] = (written_before_the_backward, "argument", "write after the backward")
+
+    def without_value() -> Any:
+        from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+        return tb.to_torch(UninitializedVariable(dtype=tf.float32, shape=[2]))
+
+    MISTAKES["a variable without a value"] = (without_value, "not_a_tensor", "assign one first")
     MISTAKES["a symbolic tensor of a graph"] = (symbolic, "not_a_tensor", "convert the result")
     MISTAKES["strings"] = (lambda: tb.to_torch(tf.constant(["a"])), "dtype", "decode them in TensorFlow")
     MISTAKES["a ragged tensor"] = (lambda: tb.to_torch(tf.ragged.constant([[1], []])), "not_a_tensor", ".to_tensor()")
@@ -280,6 +322,8 @@ UNCHECKED = {
     "keys of jax.random are not numbers",
     "cupy cannot be imported",
     "… has no dtype",
+    "the variable has no value yet",
+    "…: elements of less than a byte are loaded as their bytes",
     "the array is being traced",
     "strides … are negative, and a consumer of the CUDA array interface",
     "the array was deleted, or donated",

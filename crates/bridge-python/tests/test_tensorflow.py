@@ -296,6 +296,37 @@ def test_a_variable_that_starts_as_a_view_never_writes_to_it(update: str) -> Non
     assert source.tolist() == [1, 2]
 
 
+def without_value() -> Any:
+    """Return a variable that TensorFlow reads as an empty tensor."""
+    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+    return UninitializedVariable(dtype=tf.float32, shape=[2])
+
+
+def unreadable() -> Any:
+    """Return a variable that TensorFlow fails to read, as one whose initialiser has not run."""
+    variable: Any = tf.Variable([1.0, 2.0])
+
+    def value() -> Any:
+        raise tf.errors.FailedPreconditionError(None, None, "Could not find variable")
+
+    variable.value, variable.is_initialized = value, lambda: tf.constant(False)
+    return variable
+
+
+@pytest.mark.parametrize("make", [without_value, unreadable])
+def test_a_variable_without_a_value_is_refused(make: Any) -> None:
+    variable = make()
+    for call in (tb.to_numpy, tb.to_torch, tb.lend, tb.share, lambda x: tb.plan(x, "numpy")):
+        with pytest.raises(tb.BridgeTypeError, match="has no value yet: assign one") as caught:
+            call(variable)
+        assert caught.value.kind == "not_a_tensor"
+    if make is without_value:
+        variable.assign([3.0, 4.0])
+        assert tb.to_torch(variable).tolist() == [3, 4]
+    assert tb.to_torch(tf.Variable(tf.zeros([0, 3]))).shape == (0, 3)
+
+
 # --- what is refused
 
 

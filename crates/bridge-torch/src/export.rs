@@ -206,8 +206,21 @@ pub(crate) fn compact<'py>(tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
         let kwargs = [("memory_format", format)].into_py_dict(py)?;
         resolved.call_method(intern!(py, "clone"), (), Some(&kwargs))
     };
-    copy().map_err(|error| raised(py, error))
+    copy().map_err(|error| in_its_mode(py, error))
 }
+
+/// Makes the error for a call that PyTorch refuses, with its own kind where that is because of its current mode.
+#[cold]
+fn in_its_mode(py: Python<'_>, error: PyErr) -> Error {
+    match error.value(py).to_string().contains("FakeTensorMode") {
+        true => Error::new(ErrorKind::NotATensor, NO_REAL_TENSORS).caused_by(error),
+        false => raised(py, error),
+    }
+}
+
+/// What is wrong under a mode that replaces every new tensor.
+pub(crate) const NO_REAL_TENSORS: &str =
+    "torch makes no real tensors in its current mode: leave the mode, such as FakeTensorMode, first";
 
 /// Returns the address of a tensor's storage.
 pub(crate) fn storage(tensor: &PyTensor<'_>) -> Result<usize> {

@@ -3,11 +3,11 @@
 use crate::allocator::Allocator;
 use crate::capsule::Capsules;
 use crate::exchange::{Borrow, Exchange, ExchangeApi};
+use crate::export::NO_REAL_TENSORS;
 use crate::native::{BYTES, Native};
 use crate::raised;
 use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
 use bridge_pyo3::{PyTensor, brief_str, installed, is_instance, once, probe};
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -94,6 +94,10 @@ impl Runtime {
         devices.extend(cuda.then_some(DeviceKind::CUDA));
         let allocator = Allocator::new(&torch).map_err(|e| raised(py, e))?;
         let dtypes = dtypes(&torch, &*exchange).map_err(|e| raised(py, e))?;
+        // Under a mode that replaces every new tensor, as FakeTensorMode does, no dtype crosses. That must not be kept.
+        if dtypes.is_empty() {
+            return Err(Error::new(ErrorKind::NotATensor, NO_REAL_TENSORS));
+        }
         let native = Native::find(&torch, borrow).map_err(|e| raised(py, e))?;
         let profile = Profile::export_only("torch")
             .with_dtypes(dtypes)
@@ -167,14 +171,7 @@ fn dtypes(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange) -> PyResult<Vec<
         let crosses = probe(torch.py(), crosses(torch, exchange, *dtype))?;
         dtypes.extend((crosses == Some(true)).then_some(*dtype));
     }
-    // Under a mode that replaces every new tensor, as FakeTensorMode does, no dtype crosses. That must not be kept.
-    if dtypes.is_empty() {
-        Err(PyRuntimeError::new_err(
-            "torch makes no real tensors in its current mode: leave the mode, such as FakeTensorMode, first",
-        ))
-    } else {
-        Ok(dtypes)
-    }
+    Ok(dtypes)
 }
 
 fn crosses(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange, dtype: DType) -> PyResult<bool> {

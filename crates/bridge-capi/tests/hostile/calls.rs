@@ -289,7 +289,9 @@ impl Program {
         if done(unsafe { tb_tensor_info(tensor, unless(fields, "null-out", memory.as_mut_ptr())) }) {
             // SAFETY: the call has succeeded.
             let memory = unsafe { memory.assume_init() };
-            assert!((0..=MAX_NDIM as i32).contains(&memory.ndim) && memory.dtype.lanes == 1);
+            assert!(
+                (0..=MAX_NDIM as i32).contains(&memory.ndim) && (memory.dtype.lanes == 1 || memory.dtype.bits == 4)
+            );
             // SAFETY: the shape has so many lengths.
             let shape = unsafe { std::slice::from_raw_parts(memory.shape, memory.ndim as usize) };
             assert!(shape.iter().all(|length| *length >= 0));

@@ -51,7 +51,8 @@ impl Made {
     pub fn check(&self, readable: bool) {
         let tensor = self.tensor();
         let ndim = usize::try_from(tensor.ndim).expect("the number of dimensions is not negative");
-        assert!(ndim <= 64 && tensor.byte_offset == 0 && tensor.dtype.lanes == 1);
+        assert!(ndim <= 64 && tensor.byte_offset == 0);
+        assert!(tensor.dtype.lanes == 1 || tensor.dtype.bits == 4);
         if ndim > 0 {
             assert!(!tensor.shape.is_null() && !tensor.strides.is_null());
         }

@@ -182,15 +182,14 @@ impl Stated {
         if versioned && self.major != 1 {
             return Some(false);
         }
-        let DType { bits, lanes, .. } = self.dtype;
         let whole = self.is_aligned
             && (0..=MAX_NDIM as i32).contains(&self.ndim)
             && (self.ndim == 0 || self.shape.is_some())
             // DLPack 1.2 demands them.
             && (!versioned || self.minor < 2 || self.ndim == 0 || self.strides.is_some())
             && self.shape().iter().all(|length| *length >= 0)
-            && (lanes, bits % 8) == (1, 0)
-            && bits > 0
+            && self.dtype.itemsize().is_some()
+            && (self.dtype.lanes == 1 || self.dtype == DType::FLOAT4_E2M1FN_X2)
             && self.device.index >= 0
             && self.first() <= usize::MAX as i128;
         if !whole {

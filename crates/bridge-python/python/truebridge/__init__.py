@@ -57,6 +57,7 @@ from .errors import (
     BridgeRuntimeError,
     BridgeTypeError,
     BridgeValueError,
+    BridgeWarning,
 )
 
 #: Not ``open``, which would replace the built-in where a program imports ``*``.
@@ -73,6 +74,7 @@ __all__ = [
     "BridgeRuntimeError",
     "BridgeTypeError",
     "BridgeValueError",
+    "BridgeWarning",
     "Copier",
     "Loan",
     "Plan",

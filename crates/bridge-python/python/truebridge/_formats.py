@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import struct
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from numpy.lib import format as npy
 
 from ._progress import Meter
 from ._trees import is_own
-from .errors import BridgeError, of_kind
+from .errors import BridgeError, BridgeWarning, of_kind
 
 Arrays = dict[str, Any]
 #: Arrays by name, and the description of their tree, if there is one.
@@ -38,7 +39,12 @@ _ALIGNMENT = 64
 #: The member of a ``.npz``, and the key in the metadata of safetensors, that describes a tree.
 _MEMBER, _KEY = "truebridge.tree.json", "truebridge.tree"
 
-_VERSIONS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+#: Version 3.0 differs from 2.0 in the names of fields alone, which no dtype of numbers has.
+_VERSIONS = {
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+    (3, 0): npy.read_array_header_2_0,
+}
 
 #: The most bytes of the text that describes a tree: it is read into memory as a whole.
 _LONGEST = 16 << 20
@@ -75,6 +81,9 @@ _DTYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }
+
+#: The dtypes of safetensors whose elements are less than a byte, with their bits. They are loaded as bytes.
+_NARROW = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 class _Found(NamedTuple):
@@ -200,12 +209,15 @@ def read_safetensors(path: str, limit: int | None, meter: Meter) -> Read:
         header = json.loads(memory[8:start])
         header.pop("__metadata__", None)
         found = {
-            name: _Found(
-                _dtype(name, one["dtype"]), tuple(one["shape"]), "C", *(start + at for at in one["data_offsets"])
-            )
+            name: _Found(*_elements(name, one), "C", *(start + at for at in one["data_offsets"]))
             for name, one in header.items()
         }
         arrays = _arrays(memory, found, limit, meter)
+        narrow = [f"{name} ({one['dtype']})" for name, one in header.items() if one["dtype"] in _NARROW]
+        if narrow:
+            what = f"{path}: elements of less than a byte are loaded as their bytes, uint8: {', '.join(narrow)}"
+            # The caller of load().
+            warnings.warn(f"{what:.500}", BridgeWarning, stacklevel=3)
         return arrays, _description(len(metadata[_KEY]), metadata.get, _KEY) if _KEY in metadata else None
 
 
@@ -260,6 +272,18 @@ def _safetensors() -> Any:
         text = "files of safetensors are checked and written by its package: pip install safetensors"
         raise of_kind("missing", text) from error
     return safetensors
+
+
+def _elements(name: str, one: dict[str, Any]) -> tuple[Any, tuple[int, ...]]:
+    """Return the dtype and the shape of a tensor; of one with elements of less than a byte, those of its bytes."""
+    shape = tuple(one["shape"])
+    bits = _NARROW.get(one["dtype"])
+    if bits is None:
+        return _dtype(name, one["dtype"]), shape
+    *rows, last = shape or (1,)
+    # Where a row is not a whole number of bytes, the bytes are in no rows.
+    whole = last * bits % 8 == 0
+    return np.dtype(np.uint8), (*rows, last * bits // 8) if whole else (math.prod(shape) * bits // 8,)
 
 
 def _dtype(name: str, dtype: str) -> Any:
@@ -336,7 +360,9 @@ def _header(start: bytes) -> tuple[Any, tuple[int, ...], str, int]:
     file = io.BytesIO(start)
     version = npy.read_magic(file)
     if version not in _VERSIONS:
-        raise of_kind("file", f"version {version[0]}.{version[1]} of NumPy's format is for records, or unknown")
+        raise of_kind(
+            "file", f"version {version[0]}.{version[1]} of NumPy's format is not known: save it as version 1.0"
+        )
     try:
         shape, fortran, dtype = _VERSIONS[version](file)
     except RecursionError:

@@ -91,6 +91,10 @@ class BridgeRuntimeError(BridgeError, RuntimeError):
     """A framework or the driver failed."""
 
 
+class BridgeWarning(UserWarning):
+    """What works, and may not be what the caller wants."""
+
+
 #: The class for each kind; ``BridgeRuntimeError`` for the others (``driver``, ``framework``, ``captured``).
 _CLASSES = {
     "not_a_tensor": BridgeTypeError,

@@ -121,6 +121,7 @@ def load(
     -------
     tensor or tree
         The saved tensors. For a file of another program: a tensor for ``.npy``, otherwise a dict of tensors by name.
+        Elements of less than a byte, such as ``F4`` of safetensors, are loaded as their bytes, ``uint8``.
 
     Raises
     ------
@@ -130,6 +131,11 @@ def load(
         is decompressed or allocated for tensors before all sizes have been checked.
     OSError
         If the file cannot be opened.
+
+    Warns
+    -----
+    BridgeWarning
+        For tensors that are loaded as their bytes.
 
     Examples
     --------

@@ -11,7 +11,8 @@ use crate::runtime::dtypes;
 use crate::runtime::status::Status;
 use bridge_core::{DeviceKind, Dims, Error, ErrorKind, Lent, Result};
 use bridge_pyo3::{Borrowed, PyTensor, call, not_a_tensor};
-use pyo3::{Python, intern};
+use pyo3::intern;
+use pyo3::prelude::*;
 use std::ffi::CStr;
 
 /// Exports an eager tensor, or the current value of a variable.
@@ -24,13 +25,38 @@ pub(crate) fn lend(process: &'static Process, object: &PyTensor<'_>) -> Result<L
             return Err(Error::new(ErrorKind::NotATensor, SYMBOLIC));
         }
         // Later assignments allocate other memory for the variable, because this memory is in use.
-        let value = call(object, intern!(object.py(), "value"), &[]).map_err(|error| raised(object.py(), error))?;
+        let value = call(object, intern!(object.py(), "value"), &[]);
+        let value = value.map_err(|error| without_value(object, Some(error)))?;
         if process.is_eager(&value) {
-            return seen(process, &value)?.lend();
+            let lent = seen(process, &value)?.lend()?;
+            // What TensorFlow reads of a variable without a value is an empty tensor.
+            return match lent.layout().numel() == 0 && !is_initialized(object) {
+                true => Err(without_value(object, None)),
+                false => Ok(lent),
+            };
         }
     }
     let advice = process.refusal(object).map(|advice| Error::new(ErrorKind::NotATensor, advice));
     Err(advice.unwrap_or_else(|| not_a_tensor("tensorflow", object)))
+}
+
+/// Returns whether a variable has a value; `true` where TensorFlow does not say.
+fn is_initialized(variable: &PyTensor<'_>) -> bool {
+    let answer = call(variable, intern!(variable.py(), "is_initialized"), &[]).and_then(|answer| answer.is_truthy());
+    answer.unwrap_or(true)
+}
+
+/// Makes the error for a variable whose value cannot be read.
+#[cold]
+fn without_value(variable: &PyTensor<'_>, error: Option<PyErr>) -> Error {
+    match error {
+        Some(error) if is_initialized(variable) => raised(variable.py(), error),
+        error => {
+            let text = "the variable has no value yet: assign one first";
+            let refused = Error::new(ErrorKind::NotATensor, text);
+            error.into_iter().fold(refused, Error::caused_by)
+        }
+    }
 }
 
 /// Borrows an eager tensor. The value of a variable is a tensor of its own, so it is exported.
