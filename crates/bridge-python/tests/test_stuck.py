@@ -200,6 +200,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "argument",
         "pass trees of the same structure",
     ),
+    "a set of tensors in a tree": (
+        lambda: tb.to_numpy({"rows": {torch.ones(2)}}),
+        "not_a_tensor",
+        "pass a dict of its tensors",
+    ),
     "a loan after its block": (closed, None, "or lend again"),
     "a write to a constant": (written, None, "read-only"),
     "a revoked ticket": (revoked, "gone", "Ask for a new one"),
