@@ -13,6 +13,8 @@ use std::fmt;
 /// The flags by which a `match` statement knows a class as a sequence or a mapping (PEP 634).
 const SEQUENCE: u64 = 1 << 5;
 const MAPPING: u64 = 1 << 6;
+/// The flag of classes that are made as the program runs. No other has slots of Python.
+const HEAP: u64 = 1 << 9;
 
 /// What a container holds, with the step to each.
 pub(crate) type Contents<'py> = Vec<(Step<'py>, PyTensor<'py>)>;
@@ -248,12 +250,20 @@ pub(crate) fn stored<'py>(object: &PyTensor<'py>) -> PyResult<Option<Contents<'p
     })
 }
 
+/// Returns the flags of a class.
+fn flags(class: &PyTensor<'_>) -> PyResult<u64> {
+    class.getattr(intern!(class.py(), "__flags__"))?.extract()
+}
+
 /// Returns the kind of an object that says it is a mapping or a sequence, or that is one of PyTorch's containers. Texts
 /// and numbers in a row are none.
 fn by_protocol(object: &PyTensor<'_>) -> PyResult<Option<Kind>> {
     static TEXT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let (py, class) = (object.py(), object.get_type());
-    let flags = |class: &PyTensor<'_>| class.getattr(intern!(py, "__flags__"))?.extract::<u64>();
+    // All of them have a length, and scalars of NumPy and most objects have none.
+    if class.getattr_opt(intern!(py, "__len__"))?.is_none() {
+        return Ok(None);
+    }
     // A proxy, such as those of wrapt, names the class of what it stands for.
     let named = probe(py, object.getattr(intern!(py, "__class__")))?;
     let named = named.filter(|named| !named.is(&class) && named.is_instance_of::<PyType>());
@@ -292,7 +302,11 @@ pub(crate) fn attributes<'py>(object: &PyTensor<'py>) -> PyResult<Contents<'py>>
     if let Some(Ok(kept)) = object.getattr_opt(intern!(py, "__dict__"))?.map(Bound::cast_into::<PyDict>) {
         found.extend(kept.iter().map(|(name, value)| (Step::Field(name), value)));
     }
-    let slots = py.import(intern!(py, "copyreg"))?.call_method1(intern!(py, "_slotnames"), (object.get_type(),))?;
+    let class = object.get_type();
+    if flags(&class)? & HEAP == 0 {
+        return Ok(found);
+    }
+    let slots = py.import(intern!(py, "copyreg"))?.call_method1(intern!(py, "_slotnames"), (class,))?;
     for name in slots.try_iter()? {
         let name = name?.cast_into::<PyString>()?;
         if let Some(value) = object.getattr_opt(&name)? {
