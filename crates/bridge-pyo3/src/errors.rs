@@ -1,5 +1,6 @@
 //! Conversion of Python's errors to core's.
 
+use crate::handlers;
 use bridge_core::{Error, ErrorKind, Result};
 use pyo3::exceptions::{
     PyBufferError, PyException, PyImportError, PyMemoryError, PyRecursionError, PyRuntimeError, PyTypeError,
@@ -120,12 +121,14 @@ pub fn is_out_of_memory(py: Python<'_>, error: &PyErr) -> bool {
 }
 
 /// Returns whether a probe may take the exception as an answer, and an error of ours may stand in its place. It may not
-/// for what ends the program (`KeyboardInterrupt`, `SystemExit` and the like) and for what depends on the moment
-/// (`MemoryError`, `RecursionError`).
+/// for what ends the program (`KeyboardInterrupt`, `SystemExit` and the like), for what depends on the moment
+/// (`MemoryError`, `RecursionError`), and for what a signal handler of the program has raised, such as the
+/// `TimeoutError` of one for `SIGALRM`.
 pub fn is_ordinary(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PyException>(py)
         && !error.is_instance_of::<PyMemoryError>(py)
         && !error.is_instance_of::<PyRecursionError>(py)
+        && !handlers::has_raised(py, error)
 }
 
 /// Returns whether the cause of the error must reach the program, whatever else could be tried: see [`is_ordinary`].

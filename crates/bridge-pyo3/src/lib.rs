@@ -10,6 +10,7 @@ mod capsule;
 mod dtypes;
 mod errors;
 mod gil;
+mod handlers;
 mod methods;
 mod once;
 mod owner;
