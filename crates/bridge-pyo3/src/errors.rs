@@ -3,7 +3,7 @@
 use crate::handlers;
 use bridge_core::{Error, ErrorKind, Result};
 use pyo3::exceptions::{
-    PyBufferError, PyException, PyImportError, PyMemoryError, PyRecursionError, PyRuntimeError, PyTypeError,
+    PyBufferError, PyException, PyImportError, PyMemoryError, PyOSError, PyRecursionError, PyRuntimeError, PyTypeError,
     PyValueError,
 };
 use pyo3::prelude::*;
@@ -52,9 +52,13 @@ pub fn type_name(object: &Bound<'_, PyAny>) -> String {
 /// Converts an exception that a framework raised to core's error, with the exception as its cause.
 ///
 /// The kind is [`ErrorKind::Refused`] for a `BufferError`, which the array API demands of a producer that cannot
-/// export, [`ErrorKind::OutOfMemory`] for a full memory, and [`ErrorKind::Framework`] for all others.
+/// export, [`ErrorKind::OutOfMemory`] for a full memory and for too many open files, and [`ErrorKind::Framework`] for all others.
 pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
-    let kind = if is_out_of_memory(py, &error) {
+    let (full, advice) = match is_out_of_files(py, &error) {
+        true => (true, ": raise the limit of open files (ulimit -n)"),
+        false => (is_out_of_memory(py, &error), ""),
+    };
+    let kind = if full {
         ErrorKind::OutOfMemory
     } else if error.is_instance_of::<PyBufferError>(py) {
         ErrorKind::Refused
@@ -66,7 +70,7 @@ pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
         Ok(text) => {
             let text = text.map_or_else(String::new, |text| brief(&text.to_string_lossy()));
             let colon = if text.is_empty() { "" } else { ": " };
-            Error::new(kind, format!("{framework} raised {name}{colon}{text}")).caused_by(error)
+            Error::new(kind, format!("{framework} raised {name}{colon}{text}{advice}")).caused_by(error)
         }
         // Ctrl-C during `str(exception)`.
         Err(interrupt) => Error::new(kind, format!("{framework} raised {name}")).caused_by(interrupt),
@@ -100,6 +104,13 @@ pub fn exception(py: Python<'_>, error: Error) -> PyErr {
     };
     exception.set_cause(py, cause);
     exception
+}
+
+/// Returns whether an exception means that the process, or the system, may open no more files.
+fn is_out_of_files(py: Python<'_>, error: &PyErr) -> bool {
+    let number = || error.value(py).getattr("errno")?.extract::<i32>();
+    // `ENFILE` and `EMFILE` of Linux.
+    error.is_instance_of::<PyOSError>(py) && number().is_ok_and(|number| matches!(number, 23 | 24))
 }
 
 /// Returns whether an exception means that a framework or the process has no memory left.

@@ -41,7 +41,8 @@ for file in files[left:]:
 @pytest.mark.parametrize("loaded", [True, False])
 def test_without_descriptors_the_limit_is_named(what: str, left: int, loaded: bool, beside_torch: Warm) -> None:
     done = beside_torch.run(f"what, left, loaded = {what!r}, {left}, {loaded}\n{DESCRIPTORS}")
-    assert (done.returncode, done.stderr) == (0, "")
+    # Libraries may complain of files that they cannot open.
+    assert done.returncode == 0, done.stderr
     # How many it takes depends on the system, but none is too few and ten would do.
     assert done.stdout == "refused\n" if left == 0 else done.stdout in ("refused\n", "made\n")
 
