@@ -219,6 +219,7 @@ pub(crate) fn failed(what: &str) -> impl Fn(Errno) -> Error + '_ {
         let (kind, advice) = match errno {
             Errno::NOMEM | Errno::NOSPC | Errno::DQUOT => (ErrorKind::OutOfMemory, "free some first"),
             Errno::MFILE | Errno::NFILE => (ErrorKind::OutOfMemory, "raise the limit of open files (ulimit -n)"),
+            Errno::FBIG => (ErrorKind::OutOfMemory, "raise the limit of file sizes (ulimit -f)"),
             Errno::ACCESS | Errno::PERM => (ErrorKind::Denied, "run both processes as one user"),
             _ => (ErrorKind::Framework, "see the system's message"),
         };
@@ -330,7 +331,7 @@ mod tests {
     #[test]
     fn errors_of_the_system_have_their_kinds() {
         let kind = |errno| failed("it failed")(errno).kind();
-        for errno in [Errno::NOMEM, Errno::NOSPC, Errno::DQUOT, Errno::MFILE, Errno::NFILE] {
+        for errno in [Errno::NOMEM, Errno::NOSPC, Errno::DQUOT, Errno::MFILE, Errno::NFILE, Errno::FBIG] {
             assert_eq!(kind(errno), ErrorKind::OutOfMemory, "{errno}");
         }
         assert_eq!([Errno::ACCESS, Errno::PERM].map(kind), [ErrorKind::Denied; 2]);

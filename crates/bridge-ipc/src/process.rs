@@ -4,6 +4,7 @@ use crate::exporter::Exporter;
 use crate::own::Own;
 use crate::settings::{self, Settings};
 use bridge_core::{Error, ErrorKind, Result};
+use std::mem;
 use std::sync::Arc;
 
 pub use crate::settings::users;
@@ -12,15 +13,22 @@ pub use crate::settings::users;
 /// parent.
 static EXPORTER: Own<Option<Arc<Exporter>>> = Own::new();
 
-/// Returns the exporter of this process, which the first call makes. A fork makes one of its own.
+/// Exporters whose socket was removed: other processes still have what they opened.
+static UNREACHABLE: Own<Vec<Arc<Exporter>>> = Own::new();
+
+/// Returns the exporter of this process, which the first call makes. A fork makes one of its own. Where the program has
+/// closed its descriptors, or removed its folder, there is a new one.
 ///
 /// # Errors
 ///
 /// Those of [`Exporter::new`].
 pub fn exporter() -> Result<Arc<Exporter>> {
     let mut exporter = EXPORTER.lock();
-    if let Some(exporter) = &*exporter {
-        return Ok(Arc::clone(exporter));
+    match &*exporter {
+        Some(exporter) if exporter.is_reachable() => return Ok(Arc::clone(exporter)),
+        Some(former) if former.is_closed() => mem::forget(Arc::clone(former)),
+        Some(former) => UNREACHABLE.lock().push(Arc::clone(former)),
+        None => (),
     }
     Ok(Arc::clone(exporter.insert(Arc::new(Exporter::new(settings::of_this_process())?))))
 }
@@ -48,5 +56,10 @@ pub fn configure(settings: Settings) -> Result<()> {
 pub fn close() {
     // Not under the lock: its thread ends first.
     let exporter = EXPORTER.lock().take();
-    drop(exporter);
+    for exporter in mem::take(&mut *UNREACHABLE.lock()).into_iter().chain(exporter) {
+        match exporter.is_closed() {
+            true => mem::forget(exporter),
+            false => drop(exporter),
+        }
+    }
 }

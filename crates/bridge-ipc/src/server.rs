@@ -150,18 +150,24 @@ struct Server<S: Service> {
     ending: BTreeMap<Peer, Arc<OwnedFd>>,
     /// When connections are accepted again.
     paused: Option<Instant>,
+    /// Whether the descriptors of the socket and of the bell are closed.
+    is_closed: bool,
 }
 
 impl<S: Service> Server<S> {
     fn new(listener: UnixListener, service: S, users: Vec<u32>, connections: usize, bell: Arc<Bell>) -> Self {
         let (served, ending, attention) = (BTreeMap::new(), BTreeMap::new(), Attention::new(Arc::clone(&bell)));
-        Self { listener, service, users, connections, bell, attention, served, ending, paused: None }
+        Self { listener, service, users, connections, bell, attention, served, ending, paused: None, is_closed: false }
     }
 
     fn run(mut self) {
         let mut letters = Vec::new();
         while !self.bell.stopped.load(Relaxed) {
             let (woken, called, ready) = self.wait();
+            if self.is_closed {
+                // The program has closed all descriptors. The drop would close what has their numbers now.
+                return std::mem::forget(self);
+            }
             if woken {
                 let mut counter = [0; 8];
                 let _ = rustix::io::read(&self.bell.event, &mut counter);
@@ -247,6 +253,7 @@ impl<S: Service> Server<S> {
             return (true, false, Vec::new());
         }
         let mut raised = asked.iter().map(|fd| !fd.revents().is_empty());
+        self.is_closed = asked[..2].iter().any(|fd| fd.revents().contains(PollFlags::NVAL));
         let (woken, called) = (raised.next() == Some(true), raised.next() == Some(true));
         let ready = peers.into_iter().zip(raised).filter(|(_, raised)| *raised).map(|(peer, _)| peer).collect();
         (woken, called, ready)

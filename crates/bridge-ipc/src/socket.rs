@@ -1,5 +1,6 @@
 //! Sockets: listening, connecting, and sending bytes and descriptors.
 
+use crate::memory::failed;
 use crate::ticket::random;
 use crate::wire::FILES_AT_ONCE;
 use bridge_core::{Error, ErrorKind, Result};
@@ -15,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs;
 use std::io::{self, ErrorKind as Io, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -155,17 +156,28 @@ pub(crate) fn listen(path: &Path, private: bool) -> Result<UnixListener> {
     if path.as_os_str().len().max(unready.0.as_os_str().len()) > MAX_PATH {
         return Err(refused(ErrorKind::Argument, &format!("the path has more than {MAX_PATH} bytes")));
     }
-    let listener = listening(&unready.0, private).map_err(|error| {
+    let system = |error: io::Error| match too_many(&error) {
+        Some(errno) => Err(failed(&format!("no socket at {}", path.display()))(errno)),
+        None => Ok(error),
+    };
+    let listener = listening(&unready.0, private).or_else(|error| {
+        let error = system(error)?;
         let (kind, what) = match error.kind() {
             Io::PermissionDenied => (ErrorKind::Denied, "this user may not make one there"),
             _ => (ErrorKind::Argument, "the system refuses it"),
         };
-        refused(kind, what).caused_by(error)
+        Err(refused(kind, what).caused_by(error))
     })?;
     let mut named = fs::hard_link(&unready.0, path);
     if named.is_err() {
         remove_abandoned(path, Instant::now() + PATIENCE);
         named = fs::hard_link(&unready.0, path);
+    }
+    // Whether another process listens is known by a connection, which takes a descriptor.
+    if named.as_ref().is_err_and(|error| error.kind() == Io::AlreadyExists)
+        && let Err(errno @ (Errno::MFILE | Errno::NFILE)) = connect(path)
+    {
+        return Err(failed(&format!("no socket at {}", path.display()))(errno));
     }
     named.map_err(|error| {
         let (kind, what) = match error.kind() {
@@ -178,6 +190,49 @@ pub(crate) fn listen(path: &Path, private: bool) -> Result<UnixListener> {
         refused(kind, what).caused_by(error)
     })?;
     Ok(listener)
+}
+
+/// Returns the error of a process, or of a system, that may open no more files.
+fn too_many(error: &io::Error) -> Option<Errno> {
+    Errno::from_io_error(error).filter(|errno| matches!(*errno, Errno::MFILE | Errno::NFILE))
+}
+
+/// A file, by its device and its number.
+type Place = (u64, u64);
+
+/// A socket that listens under a name, as it is known from outside: programs close all descriptors, and remove folders.
+pub(crate) struct Listening {
+    number: RawFd,
+    socket: Option<Place>,
+    name: Option<Place>,
+}
+
+impl Listening {
+    pub(crate) fn new(listener: &UnixListener, path: &Path) -> Self {
+        let number = listener.as_raw_fd();
+        Self { number, socket: of_descriptor(number), name: of_name(path) }
+    }
+
+    /// Returns whether the descriptor is still that of the socket.
+    pub(crate) fn is_open(&self) -> bool {
+        self.socket.is_some() && of_descriptor(self.number) == self.socket
+    }
+
+    /// Returns whether the name still leads to the socket.
+    pub(crate) fn is_named(&self, path: &Path) -> bool {
+        self.name.is_some() && of_name(path) == self.name
+    }
+}
+
+fn of_descriptor(number: RawFd) -> Option<Place> {
+    // SAFETY: the borrow ends with the call, which reads what the number stands for now, and fails where it is closed.
+    let found = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(number) }).ok()?;
+    Some((found.st_dev, found.st_ino))
+}
+
+fn of_name(path: &Path) -> Option<Place> {
+    let found = rustix::fs::lstat(path).ok()?;
+    Some((found.st_dev, found.st_ino))
 }
 
 /// Returns a socket that listens at a path where there is nothing yet, and never blocks.

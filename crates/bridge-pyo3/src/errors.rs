@@ -1,8 +1,9 @@
 //! Conversion of Python's errors to core's.
 
+use crate::handlers;
 use bridge_core::{Error, ErrorKind, Result};
 use pyo3::exceptions::{
-    PyBufferError, PyException, PyImportError, PyMemoryError, PyRecursionError, PyRuntimeError, PyTypeError,
+    PyBufferError, PyException, PyImportError, PyMemoryError, PyOSError, PyRecursionError, PyRuntimeError, PyTypeError,
     PyValueError,
 };
 use pyo3::prelude::*;
@@ -51,9 +52,13 @@ pub fn type_name(object: &Bound<'_, PyAny>) -> String {
 /// Converts an exception that a framework raised to core's error, with the exception as its cause.
 ///
 /// The kind is [`ErrorKind::Refused`] for a `BufferError`, which the array API demands of a producer that cannot
-/// export, [`ErrorKind::OutOfMemory`] for a full memory, and [`ErrorKind::Framework`] for all others.
+/// export, [`ErrorKind::OutOfMemory`] for a full memory and for too many open files, and [`ErrorKind::Framework`] for all others.
 pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
-    let kind = if is_out_of_memory(py, &error) {
+    let (full, advice) = match is_out_of_files(py, &error) {
+        true => (true, ": raise the limit of open files (ulimit -n)"),
+        false => (is_out_of_memory(py, &error), ""),
+    };
+    let kind = if full {
         ErrorKind::OutOfMemory
     } else if error.is_instance_of::<PyBufferError>(py) {
         ErrorKind::Refused
@@ -65,7 +70,7 @@ pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
         Ok(text) => {
             let text = text.map_or_else(String::new, |text| brief(&text.to_string_lossy()));
             let colon = if text.is_empty() { "" } else { ": " };
-            Error::new(kind, format!("{framework} raised {name}{colon}{text}")).caused_by(error)
+            Error::new(kind, format!("{framework} raised {name}{colon}{text}{advice}")).caused_by(error)
         }
         // Ctrl-C during `str(exception)`.
         Err(interrupt) => Error::new(kind, format!("{framework} raised {name}")).caused_by(interrupt),
@@ -101,6 +106,13 @@ pub fn exception(py: Python<'_>, error: Error) -> PyErr {
     exception
 }
 
+/// Returns whether an exception means that the process, or the system, may open no more files.
+fn is_out_of_files(py: Python<'_>, error: &PyErr) -> bool {
+    let number = || error.value(py).getattr("errno")?.extract::<i32>();
+    // `ENFILE` and `EMFILE` of Linux.
+    error.is_instance_of::<PyOSError>(py) && number().is_ok_and(|number| matches!(number, 23 | 24))
+}
+
 /// Returns whether an exception means that a framework or the process has no memory left.
 pub fn is_out_of_memory(py: Python<'_>, error: &PyErr) -> bool {
     let named = |kind: Bound<'_, PyAny>, attribute: &str, expected: &str| {
@@ -120,12 +132,14 @@ pub fn is_out_of_memory(py: Python<'_>, error: &PyErr) -> bool {
 }
 
 /// Returns whether a probe may take the exception as an answer, and an error of ours may stand in its place. It may not
-/// for what ends the program (`KeyboardInterrupt`, `SystemExit` and the like) and for what depends on the moment
-/// (`MemoryError`, `RecursionError`).
+/// for what ends the program (`KeyboardInterrupt`, `SystemExit` and the like), for what depends on the moment
+/// (`MemoryError`, `RecursionError`), and for what a signal handler of the program has raised, such as the
+/// `TimeoutError` of one for `SIGALRM`.
 pub fn is_ordinary(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PyException>(py)
         && !error.is_instance_of::<PyMemoryError>(py)
         && !error.is_instance_of::<PyRecursionError>(py)
+        && !handlers::has_raised(py, error)
 }
 
 /// Returns whether the cause of the error must reach the program, whatever else could be tried: see [`is_ordinary`].

@@ -11,6 +11,7 @@ mod dtypes;
 mod errors;
 mod exchange;
 mod gil;
+mod handlers;
 mod methods;
 mod once;
 mod owner;

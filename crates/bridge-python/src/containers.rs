@@ -1,13 +1,23 @@
 //! Containers that may hold tensors: how each kind is read, and made again with other values.
 
 use crate::frameworks::adapter_of;
-use crate::pytrees;
+use crate::{pytrees, remade};
 use bridge_core::Result;
-use bridge_pyo3::{PyTensor, brief_str, framework_error};
+use bridge_pyo3::{PyTensor, brief_str, framework_error, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple, PyType};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyList, PyMemoryView, PyRange, PyString, PyTuple, PyType};
 use std::fmt;
+
+/// The flags by which a `match` statement knows a class as a sequence or a mapping (PEP 634).
+const SEQUENCE: u64 = 1 << 5;
+const MAPPING: u64 = 1 << 6;
+/// The flag of classes that are made as the program runs. No other has slots of Python.
+const HEAP: u64 = 1 << 9;
+
+/// What a container holds, with the step to each.
+pub(crate) type Contents<'py> = Vec<(Step<'py>, PyTensor<'py>)>;
 
 /// A kind of container.
 #[derive(Clone, Copy, PartialEq)]
@@ -26,6 +36,10 @@ pub(crate) enum Kind {
     Registered,
     /// An instance of a dataclass.
     Dataclass,
+    /// Any other `Mapping`, such as a `UserDict`, and PyTorch's `ParameterDict`.
+    Mapping,
+    /// Any other `Sequence`, such as a `deque`, and PyTorch's `ParameterList`.
+    Sequence,
 }
 
 /// The step from a container to a value in it.
@@ -77,9 +91,11 @@ impl Kind {
     /// Returns whether the values of two containers can belong together: those of a list and of a tuple do, and so those
     /// of a named tuple and of a tuple, as which it arrives in another process.
     pub(crate) fn matches(self, other: Self) -> bool {
-        let is_sequence = |kind| matches!(kind, Self::List | Self::Tuple | Self::Struct);
+        let is_sequence = |kind| matches!(kind, Self::List | Self::Tuple | Self::Struct | Self::Sequence);
         let is_tuple = |kind| matches!(kind, Self::Named | Self::Tuple);
-        self == other || (is_sequence(self) && is_sequence(other)) || (is_tuple(self) && is_tuple(other))
+        let is_mapping = |kind| matches!(kind, Self::Dict | Self::Mapping);
+        let both = |is: fn(Self) -> bool| is(self) && is(other);
+        self == other || both(is_sequence) || both(is_tuple) || both(is_mapping)
     }
 
     /// Returns the kind of a container; `None` for any other object. A dataclass or a registered node that is a tensor is
@@ -94,39 +110,52 @@ impl Kind {
         let has = |name| class.getattr_opt(name).map(|found| found.is_some());
         let raised = |error| framework_error(py, "Python", error);
         let has = |name| has(name).map_err(raised);
-        let kind = if object.is_instance_of::<PyDict>() {
-            Some(Self::Dict)
+        if object.is_instance_of::<PyDict>() {
+            return Ok(Some(Self::Dict));
         } else if object.is_instance_of::<PyList>() {
-            Some(Self::List)
+            return Ok(Some(Self::List));
         } else if object.is_exact_instance_of::<PyTuple>() {
-            Some(Self::Tuple)
+            return Ok(Some(Self::Tuple));
         } else if object.is_instance_of::<PyTuple>() {
-            match has(intern!(py, "_make"))? {
-                true => Some(Self::Named),
-                false => has(intern!(py, "n_sequence_fields"))?.then_some(Self::Struct),
+            if has(intern!(py, "_make"))? {
+                return Ok(Some(Self::Named));
+            } else if has(intern!(py, "n_sequence_fields"))? {
+                return Ok(Some(Self::Struct));
             }
-        } else if pytrees::is_registered(object).map_err(raised)? {
-            adapter_of(object)?.is_none().then_some(Self::Registered)
+        }
+        let kind = if pytrees::is_registered(object).map_err(raised)? {
+            Some(Self::Registered)
         } else if has(intern!(py, "__dataclass_fields__"))? && !object.is_instance_of::<PyType>() {
-            adapter_of(object)?.is_none().then_some(Self::Dataclass)
+            Some(Self::Dataclass)
         } else {
-            None
+            by_protocol(object).map_err(raised)?
         };
-        Ok(kind)
+        match kind {
+            Some(kind) => Ok(adapter_of(object)?.is_none().then_some(kind)),
+            None => Ok(None),
+        }
     }
 
     /// Returns what a container of this kind holds now. Code that runs later may change it.
-    pub(crate) fn contents<'py>(self, object: &PyTensor<'py>) -> PyResult<Vec<(Step<'py>, PyTensor<'py>)>> {
+    pub(crate) fn contents<'py>(self, object: &PyTensor<'py>) -> PyResult<Contents<'py>> {
         let py = object.py();
-        let tuple = || object.cast::<PyTuple>();
         match self {
-            Self::Dict => Ok(object.cast::<PyDict>()?.iter().map(|(key, value)| (Step::Key(key), value)).collect()),
-            Self::List => Ok(indexed(&object.cast::<PyList>()?.to_tuple())),
-            Self::Tuple | Self::Struct => Ok(indexed(tuple()?)),
+            Self::Dict | Self::List | Self::Tuple if is_builtin(object)? => Ok(stored(object)?.unwrap_or_default()),
+            Self::Dict | Self::Mapping => {
+                let pair = |pair: PyResult<PyTensor<'py>>| {
+                    let (key, value) = pair?.extract()?;
+                    Ok((Step::Key(key), value))
+                };
+                object.call_method0(intern!(py, "items"))?.try_iter()?.map(pair).collect()
+            }
+            Self::List | Self::Tuple | Self::Struct | Self::Sequence => {
+                let element = |(index, element): (_, PyResult<_>)| Ok((Step::Index(index), element?));
+                object.try_iter()?.enumerate().map(element).collect()
+            }
             Self::Named => {
                 let names = object.getattr(intern!(py, "_fields"))?.cast_into::<PyTuple>()?;
                 let elements = names.iter().enumerate().map(|(index, name)| Step::Element(index, name));
-                Ok(elements.zip(tuple()?.iter()).collect())
+                elements.zip(object.try_iter()?).map(|(step, value)| Ok((step, value?))).collect()
             }
             Self::Registered => {
                 let values = pytrees::contents(object)?.into_iter().enumerate();
@@ -149,50 +178,142 @@ impl Kind {
 
     /// Returns a container like `object` with other values at some steps. Dicts, lists and dataclasses are copied by
     /// `copy.copy`, which keeps the class, the order, and attributes; no `__init__` runs. A registered node is made by
-    /// its registration.
+    /// its registration, and [`remade`] has what no copy is right for.
     pub(crate) fn changed<'a, 'py: 'a>(
         self,
         object: &PyTensor<'py>,
         changes: impl Iterator<Item = (&'a Step<'py>, &'a PyTensor<'py>)>,
     ) -> PyResult<PyTensor<'py>> {
         let py = object.py();
-        if let Ok(tuple) = object.cast::<PyTuple>() {
-            let mut items: Vec<_> = tuple.iter().collect();
-            for (step, value) in changes {
-                if let Step::Index(index) | Step::Element(index, _) = step {
-                    items[*index] = value.clone();
-                }
+        match self {
+            Self::Registered => {
+                return pytrees::changed(object, changes.filter_map(|(step, value)| Some((step.child()?, value))));
             }
-            let items = PyTuple::new(py, items)?;
-            return match self {
-                Self::Named => object.get_type().call_method1(intern!(py, "_make"), (items,)),
-                Self::Struct => object.get_type().call1((items,)),
-                _ => Ok(items.into_any()),
-            };
-        }
-        if let Self::Registered = self {
-            return pytrees::changed(object, changes.filter_map(|(step, value)| Some((step.child()?, value))));
+            Self::Tuple | Self::Struct => {
+                let mut items: Vec<_> = object.cast::<PyTuple>()?.iter().collect();
+                for (step, value) in changes {
+                    if let Step::Index(index) = step {
+                        items[*index] = value.clone();
+                    }
+                }
+                let items = PyTuple::new(py, items)?.into_any();
+                return if let Self::Struct = self { object.get_type().call1((items,)) } else { Ok(items) };
+            }
+            Self::Dataclass => (),
+            _ if is_builtin(object)? => (),
+            _ => return remade::changed(self, object, changes),
         }
         let copy = py.import(intern!(py, "copy"))?.call_method1(intern!(py, "copy"), (object,))?;
         let frozen = matches!(self, Self::Dataclass) && is_frozen(object)?;
         for (step, value) in changes {
             match step {
                 Step::Key(key) => copy.set_item(key, value)?,
-                Step::Index(index) | Step::Element(index, _) => copy.set_item(index, value)?,
+                Step::Index(index) => copy.set_item(index, value)?,
                 Step::Field(name) if frozen => {
                     let object = py.import(intern!(py, "builtins"))?.getattr(intern!(py, "object"))?;
                     object.call_method1(intern!(py, "__setattr__"), (&copy, name, value))?;
                 }
                 Step::Field(name) => copy.setattr(name.cast::<PyString>()?, value)?,
-                Step::Child(..) => (),
+                Step::Element(..) | Step::Child(..) => (),
             }
         }
         Ok(copy)
     }
 }
 
-fn indexed<'py>(items: &Bound<'py, PyTuple>) -> Vec<(Step<'py>, PyTensor<'py>)> {
-    items.iter().enumerate().map(|(index, item)| (Step::Index(index), item)).collect()
+/// Returns whether an object is of a class of Python's, whose elements [`stored`] reads.
+fn is_builtin(object: &PyTensor<'_>) -> PyResult<bool> {
+    static CLASSES: [PyOnceLock<Py<PyType>>; 2] = [const { PyOnceLock::new() }; 2];
+    if object.is_exact_instance_of::<PyDict>()
+        || object.is_exact_instance_of::<PyList>()
+        || object.is_exact_instance_of::<PyTuple>()
+    {
+        return Ok(true);
+    }
+    let (py, class) = (object.py(), object.get_type());
+    let is = |known: usize, name| Ok::<_, PyErr>(class.is(CLASSES[known].import(py, "collections", name)?));
+    Ok(is(0, "OrderedDict")? || is(1, "defaultdict")?)
+}
+
+/// Returns the elements that are where Python keeps those of a dict, a list or a tuple, whatever its class says; `None`
+/// for any other object.
+pub(crate) fn stored<'py>(object: &PyTensor<'py>) -> PyResult<Option<Contents<'py>>> {
+    let indexed = |items: &Bound<'py, PyTuple>| {
+        items.iter().enumerate().map(|(index, item)| (Step::Index(index), item)).collect()
+    };
+    Ok(if let Ok(dict) = object.cast::<PyDict>() {
+        Some(dict.iter().map(|(key, value)| (Step::Key(key), value)).collect())
+    } else if let Ok(list) = object.cast::<PyList>() {
+        Some(indexed(&list.to_tuple()))
+    } else {
+        object.cast::<PyTuple>().ok().map(indexed)
+    })
+}
+
+/// Returns the flags of a class.
+fn flags(class: &PyTensor<'_>) -> PyResult<u64> {
+    class.getattr(intern!(class.py(), "__flags__"))?.extract()
+}
+
+/// Returns the kind of an object that says it is a mapping or a sequence, or that is one of PyTorch's containers. Texts
+/// and numbers in a row are none.
+fn by_protocol(object: &PyTensor<'_>) -> PyResult<Option<Kind>> {
+    static TEXT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let (py, class) = (object.py(), object.get_type());
+    // All of them have a length, and scalars of NumPy and most objects have none.
+    if class.getattr_opt(intern!(py, "__len__"))?.is_none() {
+        return Ok(None);
+    }
+    // A proxy, such as those of wrapt, names the class of what it stands for.
+    let named = probe(py, object.getattr(intern!(py, "__class__")))?;
+    let named = named.filter(|named| !named.is(&class) && named.is_instance_of::<PyType>());
+    let flags = flags(&class)? | named.map_or(Ok(0), |named| flags(&named))?;
+    let is_row = || -> PyResult<bool> {
+        Ok(object.is_instance_of::<PyRange>()
+            || object.is_instance_of::<PyMemoryView>()
+            || class.fully_qualified_name()? == "array.array"
+            || class.is_subclass(TEXT.import(py, "collections", "UserString")?)?)
+    };
+    let is_type = object.is_instance_of::<PyType>();
+    if flags & MAPPING != 0 && !is_type {
+        return Ok(Some(Kind::Mapping));
+    }
+    if flags & SEQUENCE != 0 && !is_type {
+        return Ok((!is_row()?).then_some(Kind::Sequence));
+    }
+    // Only a module has these.
+    if class.getattr_opt(intern!(py, "named_parameters"))?.is_none() {
+        return Ok(None);
+    }
+    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
+    let torch = modules.call_method1(intern!(py, "get"), (intern!(py, "torch.nn"),))?;
+    let is = |name| torch.getattr_opt(name)?.map_or(Ok(false), |known| class.is_subclass(&known));
+    Ok(if is(intern!(py, "ParameterDict"))? {
+        Some(Kind::Mapping)
+    } else {
+        is(intern!(py, "ParameterList"))?.then_some(Kind::Sequence)
+    })
+}
+
+/// Returns the attributes that an object keeps, without the properties that compute theirs.
+pub(crate) fn attributes<'py>(object: &PyTensor<'py>) -> PyResult<Contents<'py>> {
+    let py = object.py();
+    let mut found = Vec::new();
+    if let Some(Ok(kept)) = object.getattr_opt(intern!(py, "__dict__"))?.map(Bound::cast_into::<PyDict>) {
+        found.extend(kept.iter().map(|(name, value)| (Step::Field(name), value)));
+    }
+    let class = object.get_type();
+    if flags(&class)? & HEAP == 0 {
+        return Ok(found);
+    }
+    let slots = py.import(intern!(py, "copyreg"))?.call_method1(intern!(py, "_slotnames"), (class,))?;
+    for name in slots.try_iter()? {
+        let name = name?.cast_into::<PyString>()?;
+        if let Some(value) = object.getattr_opt(&name)? {
+            found.push((Step::Field(name.into_any()), value));
+        }
+    }
+    Ok(found)
 }
 
 fn is_frozen(object: &PyTensor<'_>) -> PyResult<bool> {

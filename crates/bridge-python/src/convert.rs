@@ -14,18 +14,19 @@ takes_keywords! {
     /// x : tensor or container of tensors
     ///     A tensor of one of the frameworks, an object with ``__dlpack__``, ``__cuda_array_interface__`` or
     ///     ``__array_interface__``, or a DLPack capsule, which this call consumes. Or a dict, a list, a tuple, a named
-    ///     tuple or a dataclass that holds tensors, at any depth.
+    ///     tuple, a dataclass or another mapping or sequence that holds tensors, at any depth.
     #[doc = include_str!("docs/keywords.txt")]
     /// Returns
     /// -------
     /// torch.Tensor or container
     ///     In place, or a copy. For a container a new one of the same class, in which each tensor is converted and
-    ///     everything else is the same object.
+    ///     everything else is the same object. Of a mapping or a sequence whose class does not say how to make one, a
+    ///     dict or a list.
     ///
     /// Raises
     /// ------
     /// BridgeTypeError
-    ///     If ``x`` is not a tensor and holds none.
+    ///     If ``x`` is not a tensor and holds none, or if an object in it that is not a container holds one.
     /// BridgeDTypeError
     ///     If the target has no such dtype.
     /// BridgeBufferError

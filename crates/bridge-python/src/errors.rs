@@ -10,13 +10,16 @@ use std::error::Error as _;
 
 /// Returns the exception for an error, with the framework's own exception as its cause.
 ///
-/// Two kinds of causes are returned themselves: those that programs catch by class (interrupts, exits, a full memory),
-/// and errors of this package, which a producer has met in a conversion of its own and which say what to do already.
+/// Two kinds of causes are returned themselves: those that programs catch by class (interrupts, exits, a full memory,
+/// where the framework has a class for it), and errors of this package, which a producer has met in a conversion of its
+/// own and which say what to do already.
 #[cold]
 pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>());
-    let as_it_is =
-        |cause: &&PyErr| !is_ordinary(py, cause) || is_out_of_memory(py, cause) || is_bridge_error(cause.value(py));
+    let has_class = |cause: &PyErr| !cause.value(py).is_exact_instance_of::<PyRuntimeError>();
+    let as_it_is = |cause: &&PyErr| {
+        !is_ordinary(py, cause) || is_out_of_memory(py, cause) && has_class(cause) || is_bridge_error(cause.value(py))
+    };
     if let Some(cause) = cause.filter(as_it_is) {
         return cause.clone_ref(py);
     }

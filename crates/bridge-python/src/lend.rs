@@ -111,7 +111,7 @@ pub(crate) fn lend_together<'py>(
 ) -> PyResult<Together<'py>> {
     let keywords = Keywords { read_only, ..Keywords::default() };
     let lend = |call: Option<&Call>| {
-        let Some(tree) = Tree::of(arguments)? else { return Ok((arguments.clone(), Vec::new(), None)) };
+        let Some(tree) = Tree::of_arguments(arguments)? else { return Ok((arguments.clone(), Vec::new(), None)) };
         let (mut loans, mut place) = (Vec::new(), None);
         let lent = tree.map(arguments, |leaves| {
             let first = first_on_a_device(leaves)?;

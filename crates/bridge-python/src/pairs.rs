@@ -3,12 +3,12 @@
 use crate::containers::{Kind, Step};
 use crate::errors::argument;
 use crate::frameworks::{AnyAdapter, adapter_of, not_a_capsule, seen, source};
+use crate::holders::holds_none;
 use crate::progress;
 use crate::trees::{DEEPEST, Tree, is_plain, raised};
 use bridge_core::{DType, DeviceKind, Error, ErrorKind, Misfit, Pair, Result};
 use bridge_pyo3::{PyTensor, type_name};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use std::collections::HashSet;
 
 /// A tensor and the one that it is copied into.
@@ -152,7 +152,8 @@ impl<'py> Pairs<'py> {
         };
         let Some(to) = to else {
             self.others = true;
-            return no_tensor_beside(src, out).map_err(lost);
+            let none = || no_tensor_beside(src, out).and_then(|()| none_in(out)).and_then(|()| none_in(src));
+            return none().map_err(lost);
         };
         if let AnyAdapter::Foreign(_) = to {
             not_a_capsule(out).map_err(|error| lost(error.at("the target")))?;
@@ -211,8 +212,8 @@ impl<'py> Pairs<'py> {
             let lost = |error| Lost { place: at, error };
             if !step.is(&other).map_err(raised(out)).map_err(lost)? {
                 // Dicts are equal in any order.
-                let found = match (src.cast::<PyDict>(), step) {
-                    (Ok(dict), Step::Key(key)) => dict.get_item(key).map_err(raised(src)).map_err(lost)?,
+                let found = match step {
+                    Step::Key(key) => at_key(src, key).map_err(raised(src)).map_err(lost)?,
                     _ => None,
                 };
                 source = found.ok_or_else(|| lost(differ("the source has nothing here")))?;
@@ -232,8 +233,8 @@ fn lacking<'py>(
 ) -> PyResult<Option<Step<'py>>> {
     for (step, _) in contents {
         let mut is_there = false;
-        if let (Ok(dict), Step::Key(key)) = (other.cast::<PyDict>(), step) {
-            is_there = dict.contains(key)?;
+        if let Step::Key(key) = step {
+            is_there = at_key(other, key)?.is_some();
         } else {
             for (other, _) in held {
                 is_there = is_there || step.is(other)?;
@@ -244,6 +245,17 @@ fn lacking<'py>(
         }
     }
     Ok(None)
+}
+
+/// Returns the value that a dict or another mapping has for a key.
+fn at_key<'py>(mapping: &PyTensor<'py>, key: &PyTensor<'py>) -> PyResult<Option<PyTensor<'py>>> {
+    // To look up a missing key may make it.
+    mapping.contains(key)?.then(|| mapping.get_item(key)).transpose()
+}
+
+/// Refuses an object in which a tensor would stay as it is.
+fn none_in(object: &PyTensor<'_>) -> Result<()> {
+    if is_plain(object) { Ok(()) } else { holds_none(object) }
 }
 
 /// Refuses a tensor in the source beside an object of the target that is none.

@@ -3,6 +3,7 @@
 use crate::containers::{Kind, Step};
 use crate::errors::argument;
 use crate::frameworks::{AnyAdapter, adapter_of, seen};
+use crate::holders::holds_none;
 use bridge_core::{Error, Failed, Result};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::prelude::*;
@@ -47,6 +48,8 @@ pub(crate) struct Tree<'py> {
     met: HashMap<usize, (PyTensor<'py>, Node), BuildHasherDefault<OfAddress>>,
     /// Whether an object was met that passes through.
     others: bool,
+    /// Whether such an object may hold tensors.
+    passes_holders: bool,
 }
 
 /// The hash of an address. Those of objects differ by small multiples of their alignment: the product spreads them over the
@@ -116,12 +119,26 @@ impl<'py> Tree<'py> {
     /// # Errors
     ///
     /// [`Argument`](bridge_core::ErrorKind::Argument) for a container that holds itself, and for more than [`DEEPEST`]
-    /// levels; what Python raises.
+    /// levels; [`NotATensor`](bridge_core::ErrorKind::NotATensor) for an object that is not a container and holds a
+    /// tensor; what Python raises.
     pub(crate) fn of(root: &PyTensor<'py>) -> Result<Option<Self>> {
+        Self::read(root, false)
+    }
+
+    /// Returns the tree of the arguments of a function, which takes what holds tensors as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`of`](Self::of), but for objects that hold tensors.
+    pub(crate) fn of_arguments(root: &PyTensor<'py>) -> Result<Option<Self>> {
+        Self::read(root, true)
+    }
+
+    fn read(root: &PyTensor<'py>, passes_holders: bool) -> Result<Option<Self>> {
         if seen(root).is_some() || Kind::of(root)?.is_none() {
             return Ok(None);
         }
-        let mut tree = Self::default();
+        let mut tree = Self { passes_holders, ..Self::default() };
         tree.walk(root, 0).map_err(Lost::into_error)?;
         Ok((!tree.leaves.is_empty() || !tree.others).then_some(tree))
     }
@@ -152,6 +169,9 @@ impl<'py> Tree<'py> {
                 Node::Leaf(self.leaves.len() - 1)
             }
             None => {
+                if !self.passes_holders {
+                    holds_none(object)?;
+                }
                 self.others = true;
                 Node::Other
             }

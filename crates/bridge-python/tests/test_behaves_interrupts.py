@@ -136,3 +136,57 @@ def test_waiting_for_an_answer_is_interrupted(tmp_path: Path) -> None:
             assert interrupted(lambda: tb.open(text, "numpy"), 0.2) < 2
             assert isinstance(other.exception(), ConnectionError)
         assert interrupted(lambda: tb.connect(path)) < 2
+
+
+class Handler:
+    """A handler that is not a function."""
+
+    def __call__(self, number: int, frame: object) -> None:
+        raise TimeoutError("the program's own")
+
+
+@pytest.mark.parametrize("is_object", [False, True])
+@pytest.mark.parametrize("attribute", ["__dlpack__", "__dlpack_device__", "__array_interface__", "items"])
+def test_what_a_signal_handler_raises_passes_as_it_is(attribute: str, is_object: bool) -> None:
+    """The handler runs in whatever runs then, here in a producer or a container."""
+
+    def alarmed(number: int, frame: object) -> None:
+        raise TimeoutError("the program's own")
+
+    class Producer:
+        def __getattribute__(self, name: str) -> object:
+            if name == attribute:
+                signal.raise_signal(signal.SIGALRM)
+            return object.__getattribute__(self, name)
+
+        def __dlpack__(self, **keywords: object) -> object:
+            return np.ones(3).__dlpack__()
+
+        def __dlpack_device__(self) -> object:
+            return 1, 0
+
+    class Container(dict):  # type: ignore[type-arg]
+        def items(self) -> object:  # type: ignore[override]
+            signal.raise_signal(signal.SIGALRM)
+
+    if attribute == "__array_interface__":
+        del Producer.__dlpack__
+    x: Any = Container(a=np.ones(3)) if attribute == "items" else Producer()
+    out: Any = {"a": np.zeros(3)} if attribute == "items" else np.zeros(3)
+    former = signal.signal(signal.SIGALRM, Handler() if is_object else alarmed)
+    try:
+        for call in (lambda: tb.to_numpy(x), lambda: tb.to_numpy([x]), lambda: tb.copy([x], out=[out])):
+            with pytest.raises(TimeoutError, match="the program's own") as caught:
+                call()
+            assert type(caught.value) is TimeoutError
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    # The producer's own exception is told as one.
+    with pytest.raises(tb.BridgeRuntimeError, match="ZeroDivisionError"):
+        tb.to_numpy(Failing())
+
+
+class Failing:
+    @property
+    def __dlpack__(self) -> object:
+        raise ZeroDivisionError

@@ -134,6 +134,52 @@ def test_dtypes_of_less_than_a_byte_are_refused(name: str) -> None:
     assert tb.to_numpy(narrow.view(torch.uint8)).tolist() == [0, 1, 2, 3]
 
 
+def distributed() -> Any:
+    """Return a DTensor, in a group of this process alone."""
+    from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        return distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Replicate()])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def collective() -> Any:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(torch.ones(2))
+
+
+def jagged() -> Any:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+def masked() -> Any:
+    return torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))
+
+
+SUBCLASSES: dict[str, tuple[Callable[[], Any], str]] = {
+    "DTensor": (distributed, r"\.full_tensor\(\).*\.to_local\(\)"),
+    "AsyncCollectiveTensor": (collective, r"\.wait\(\)"),
+    "NestedTensor": (jagged, r"\.values\(\)"),
+    "MaskedTensor": (masked, r"\.get_data\(\)"),
+}
+
+
+@pytest.mark.parametrize("name", SUBCLASSES)
+@pytest.mark.filterwarnings("ignore")
+def test_subclasses_of_torch_are_refused_with_the_call_for_their_memory(name: str) -> None:
+    make, advice = SUBCLASSES[name]
+    tensor = make()
+    target = torch.ones(2)
+    for call in (tb.to_numpy, tb.to_torch, tb.share, tb.lend, lambda x: tb.copy(x, out=target)):
+        with pytest.raises(tb.BridgeTypeError, match=f"^{name} has no memory of its own: call {advice}"):
+            call(tensor)
+    with pytest.raises(tb.BridgeTypeError, match=f"the target: {name} has no memory of its own: "):
+        tb.copy(target, out=tensor)
+
+
 @pytest.mark.parametrize("target", ["torch", "numpy"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_cross_is_refused(case: str, target: str) -> None:

@@ -275,3 +275,32 @@ def test_a_description_that_is_too_long_is_not_saved(tmp_path: Path) -> None:
         with pytest.raises(tb.BridgeValueError, match="save it in parts") as caught:
             tb.save(tmp_path / f"x{suffix}", tree)
         assert caught.value.kind == "argument" and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("levels", [22, 60, 99])
+@pytest.mark.parametrize("pair", [lambda x: [x, x], lambda x: (x, x), lambda x: {"a": x, "b": x}])
+def test_a_tree_that_holds_itself_many_times_is_refused_at_once(levels: int, pair: Any, tmp_path: Path) -> None:
+    """It is not written out first: that would take memory and time without end."""
+    tree: Any = np.ones(1)
+    for _ in range(levels):
+        tree = pair(tree)
+    with pytest.raises(tb.BridgeValueError, match="more than 1048576 bytes to describe: share it in parts"):
+        tb.share(tree)
+    for suffix in ["npz", "safetensors"]:
+        with pytest.raises(tb.BridgeValueError, match="more than 16777216 bytes: save it in parts"):
+            tb.save(tmp_path / f"x.{suffix}", tree)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tree_that_holds_itself_a_few_times_is_saved(tmp_path: Path) -> None:
+    tree: Any = np.ones(1)
+    for _ in range(6):
+        tree = [tree, tree]
+    tb.save(tmp_path / "x.npz", tree)
+    loaded = tb.load(tmp_path / "x.npz", "numpy")
+    for _ in range(6):
+        loaded = loaded[1]
+    assert loaded == 1
+    ticket = tb.share(tree)
+    assert len(tb.open(ticket, "numpy")) == 2
+    tb.revoke(ticket)

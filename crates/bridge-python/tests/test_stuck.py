@@ -132,6 +132,10 @@ def parameter() -> Any:
     return torch.nn.Parameter(torch.zeros(2, 3))
 
 
+def masked() -> Any:
+    return tb.to_numpy(torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False])))
+
+
 def vmapped() -> Any:
     return torch.vmap(tb.to_numpy)(torch.ones(3, 2))
 
@@ -191,6 +195,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     ),
     "an array of records": (lambda: tb.to_torch(np.zeros(2, "f4,i2")), "dtype", "convert each by itself, x[name]"),
     "a meta tensor": (lambda: tb.to_numpy(torch.ones(3, device="meta")), "not_a_tensor", "make a real one first"),
+    "a masked tensor of PyTorch": (masked, "not_a_tensor", ".get_data()"),
     "vmap": (vmapped, "not_a_tensor", "convert outside of the transform"),
     "a quantised tensor": (
         lambda: tb.to_numpy(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
@@ -232,6 +237,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "pass trees of the same structure",
     ),
     "an output of a CUDA graph": (overwritten, "framework", "clone the tensor outside of torch.compile()"),
+    "a set of tensors in a tree": (
+        lambda: tb.to_numpy({"rows": {torch.ones(2)}}),
+        "not_a_tensor",
+        "pass a dict of its tensors",
+    ),
     "a loan after its block": (closed, None, "or lend again"),
     "a write to a constant": (written, None, "read-only"),
     "a revoked ticket": (revoked, "gone", "Ask for a new one"),
@@ -348,6 +358,7 @@ def message(mistake: Callable[[], Any], kind: str | None) -> str:
     return str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told_what_to_do_next(name: str) -> None:
     mistake, kind, advice = MISTAKES[name]
@@ -356,6 +367,7 @@ def test_a_mistake_is_told_what_to_do_next(name: str) -> None:
     assert any(row.match(text) for row in rows().values()), f"docs/troubleshooting.md lacks: {text}"
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 def test_the_page_has_no_message_that_does_not_exist() -> None:
     texts = [message(mistake, kind) for mistake, kind, _ in MISTAKES.values()]
     stale = {text for text, row in rows().items() if not any(map(row.match, texts))}

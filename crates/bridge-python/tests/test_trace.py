@@ -399,9 +399,10 @@ def test_the_environment_variable_prints_a_table() -> None:
     assert run("import truebridge", TRUEBRIDGE_TRACE="1").stderr == "", "there is nothing to say"
 
 
-def test_a_file_that_cannot_be_written_is_said() -> None:
-    done = run(PROGRAM, TRUEBRIDGE_TRACE="/nowhere/trace.json")
-    assert done.stderr.startswith("truebridge: TRUEBRIDGE_TRACE cannot be written: ")
+@pytest.mark.parametrize("path", ["/nowhere/trace.json", "/", "/dev/full"])
+def test_a_file_that_cannot_be_written_is_said(path: str) -> None:
+    done = run(PROGRAM, TRUEBRIDGE_TRACE=path)
+    assert re.fullmatch(r"truebridge: TRUEBRIDGE_TRACE cannot be written: .+\n", done.stderr)
 
 
 #: A profiler: NVTX loads it, and it prints the ranges.

@@ -2,7 +2,7 @@
 
 use crate::native::Native;
 use crate::raised;
-use crate::refusal::{refusal, without_memory};
+use crate::refusal::{of_subclass, refusal, without_memory};
 use crate::runtime::Runtime;
 use crate::settled::settled;
 use bridge_core::dlpack::{Origin, Release, lend_borrowed};
@@ -153,9 +153,7 @@ pub(crate) fn plain(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
         return refused("this parameter or buffer of a lazy module has no shape yet: call the module once first");
     }
     if runtime.has_own_dispatch(tensor).map_err(raised)? {
-        return refused(
-            "this tensor subclass decides itself where its data is (fake, distributed or functional): pass the plain tensor that it stands for",
-        );
+        return Err(of_subclass(tensor));
     }
     Ok(())
 }

@@ -10,6 +10,37 @@ const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor
     another transform of torch.func wraps, such as vmap, grad and jvp): pass a .clone() of a ZeroTensor, or convert \
     outside of the transform";
 
+/// Subclasses of PyTorch without memory of their own, and the call that returns what they stand for.
+const SUBCLASSES: &[(&str, &str)] = &[
+    ("DTensor", "call .full_tensor(), which gathers all of it, or .to_local() for the part of this process"),
+    ("AsyncCollectiveTensor", "call .wait(), which returns the result"),
+    ("NestedTensor", "call .values(), or .to_padded_tensor(0.0) for one shape"),
+    ("MaskedTensor", "call .get_data(), or .to_tensor(0.0), which fills in what is masked"),
+    ("SparseSemiStructuredTensor", "call .to_dense() first"),
+    ("FakeTensor", "it has no values: pass a plain tensor, outside of FakeTensorMode"),
+    ("FunctionalTensor", "call .from_functional()"),
+];
+
+/// Makes the error for a tensor of a subclass that decides itself where its data is.
+#[cold]
+pub(crate) fn of_subclass(tensor: &PyTensor<'_>) -> Error {
+    let name_of = |class: &PyTensor<'_>| -> Option<String> {
+        let text = |name| class.getattr(name).and_then(|text| text.extract::<String>()).ok();
+        text("__name__").filter(|_| text("__module__").is_some_and(|module| module.starts_with("torch.")))
+    };
+    let known = tensor.get_type().mro().iter().find_map(|class| {
+        let name = name_of(&class)?;
+        SUBCLASSES.iter().find(|(known, _)| *known == name)
+    });
+    let text = match known {
+        Some((name, advice)) => format!("{name} has no memory of its own: {advice}"),
+        None => {
+            "this tensor subclass decides itself where its data is: pass the plain tensor that it stands for".into()
+        }
+    };
+    Error::new(ErrorKind::NotATensor, text)
+}
+
 /// Returns why a tensor has no address, or is none that core reads.
 #[cold]
 pub(crate) fn without_memory(tensor: &PyTensor<'_>) -> Error {

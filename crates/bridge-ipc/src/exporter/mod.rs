@@ -8,6 +8,7 @@ pub use book::Held;
 
 use crate::server::{Bell, Peer, Serving};
 use crate::settings::Settings;
+use crate::socket::Listening;
 use crate::sync::{self, Mutex, MutexGuard, locked};
 use crate::ticket::{Ticket, Token, now};
 use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, UNASKED, Why, frame};
@@ -76,6 +77,7 @@ bridge_core::debug_fields!(impl[] Exporter);
 /// What the thread shares with the callers.
 struct Desk {
     socket: PathBuf,
+    listening: Listening,
     book: Mutex<Book<Kept>>,
     /// Connections to tell that a share was revoked, with its number.
     notices: Mutex<Vec<(Peer, u64)>>,
@@ -100,6 +102,7 @@ impl Exporter {
         let (listener, socket) = folder::listen(&folder, settings.users.is_empty())?;
         let bell = Bell::new()?;
         let desk = Arc::new(Desk {
+            listening: Listening::new(&listener, &socket),
             socket,
             book: Mutex::new(Book::new(settings.limits)),
             notices: Mutex::default(),
@@ -108,6 +111,17 @@ impl Exporter {
         let clerk = Clerk::new(Arc::clone(&desk));
         let serving = Serving::start(listener, clerk, settings.users, settings.limits.connections, bell)?;
         Ok(Self { desk, serving })
+    }
+
+    /// Returns whether processes can connect: the program may have closed the descriptors, or removed the folder.
+    pub(crate) fn is_reachable(&self) -> bool {
+        self.desk.listening.is_open() && self.desk.listening.is_named(&self.desk.socket)
+    }
+
+    /// Returns whether the descriptor of the socket is closed. Then the drop would close and write to descriptors that
+    /// may belong to others now.
+    pub(crate) fn is_closed(&self) -> bool {
+        !self.is_elsewhere() && !self.desk.listening.is_open()
     }
 
     /// Refuses to use the exporter in a forked process, where its locks may be held for ever.
@@ -124,6 +138,10 @@ impl Exporter {
     /// Shares a content, for a ticket that can be opened for this time. `bytes` counts against the limit.
     pub(crate) fn share(&self, kept: Kept, bytes: usize, about: &str, time: Duration) -> Result<Ticket> {
         self.check()?;
+        if !self.is_reachable() {
+            let text = "no process can open a ticket of this one: its socket was closed or removed. Share again with a new exporter";
+            return Err(Error::new(ErrorKind::Gone, text));
+        }
         let files = kept.files.len() + usize::from(!kept.streams.is_empty());
         if frame(UNASKED, &kept.content).len() > HEADER + MAX_ANSWER - AROUND || files > MAX_FILES {
             let text =

@@ -1,7 +1,10 @@
 //! The errors of a connection through which no more messages come.
 
+use crate::memory::failed;
 use crate::wire::Why;
 use bridge_core::{Error, ErrorKind};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 
 /// Why no more messages come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +68,10 @@ pub(crate) fn refused(why: Why) -> Error {
     Error::new(kind, text)
 }
 
+/// Returns the error of a wait that was too long. The other end may be in this process, and find no free descriptor.
 pub(super) fn busy(what: &str) -> Error {
+    if let Err(errno @ (Errno::MFILE | Errno::NFILE)) = eventfd(0, EventfdFlags::CLOEXEC) {
+        return failed(what)(errno);
+    }
     Error::new(ErrorKind::Busy, format!("{what}: look whether it hangs, or try again"))
 }

@@ -17,6 +17,7 @@ tensor([42.,  0.,  0.])
 <Plan: copy of 24 bytes on cpu by host because of negative strides>
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -59,6 +60,7 @@ from .errors import (
     BridgeValueError,
     BridgeWarning,
 )
+from .errors import of_kind as _of_kind
 
 #: Not ``open``, which would replace the built-in where a program imports ``*``.
 __all__ = [
@@ -214,11 +216,20 @@ else:
         **dict.fromkeys((name for name in __all__ if name.startswith("convert_")), "pairs"),
     }
 
+    def _imported(name: str) -> object:
+        try:
+            return importlib.import_module(f".{name}", __name__)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            text = "too many files are open: raise the limit of open files (ulimit -n)"
+            raise _of_kind("out_of_memory", text) from error
+
     def __getattr__(name: str) -> object:
         if name in _MODULES:
-            return importlib.import_module(f".{name}", __name__)
+            return _imported(name)
         if name in _LATER:
-            found = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+            found = getattr(_imported(_LATER[name]), name)
             globals()[name] = found
             return found
         text = f"module {__name__!r} has no attribute {name!r}"

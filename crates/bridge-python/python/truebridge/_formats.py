@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ._progress import Meter
-from ._trees import is_own
+from ._trees import SAVED, is_own
 from .errors import BridgeError, BridgeWarning, of_kind
 
 Arrays = dict[str, Any]
@@ -45,9 +45,6 @@ _VERSIONS = {
     (2, 0): npy.read_array_header_2_0,
     (3, 0): npy.read_array_header_2_0,
 }
-
-#: The most bytes of the text that describes a tree: it is read into memory as a whole.
-_LONGEST = 16 << 20
 
 #: The most bytes of the name of a member: its length has 16 bits.
 _NAME = (1 << 16) - 1
@@ -108,16 +105,16 @@ class _Found(NamedTuple):
         return self.packed is not None or self.start % self.dtype.alignment != 0
 
 
-def write_npy(path: str, arrays: Arrays, described: Any, meter: Meter) -> None:
+def write_npy(path: str, arrays: Arrays, description: str | None, meter: Meter) -> None:
     """Write the one tensor of ``arrays``."""
-    if described is None or described["tree"] is not None:
+    if description is None or json.loads(description)["tree"] is not None:
         raise of_kind("argument", "a .npy file holds one tensor: save a tree as .npz or .safetensors")
     (array,) = _numbers(arrays).values()
     with open(path, "wb") as file:
         npy.write_array(_counted(file, meter), array, allow_pickle=False)
 
 
-def write_npz(path: str, arrays: Arrays, described: Any, meter: Meter) -> None:
+def write_npz(path: str, arrays: Arrays, description: str | None, meter: Meter) -> None:
     """Write each tensor as a member that is not compressed, with its data at a multiple of 64 bytes."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in _numbers(arrays).items():
@@ -130,11 +127,11 @@ def write_npz(path: str, arrays: Arrays, described: Any, meter: Meter) -> None:
             member.extra = struct.pack("<HH", 0xDA7A, -start % _ALIGNMENT) + bytes(-start % _ALIGNMENT)
             with archive.open(member, "w", force_zip64=True) as file:
                 npy.write_array(_counted(file, meter), array, allow_pickle=False)
-        if described is not None:
-            archive.writestr(_MEMBER, _text(described))
+        if description is not None:
+            archive.writestr(_MEMBER, description)
 
 
-def write_safetensors(path: str, arrays: Arrays, described: Any, meter: Meter) -> None:
+def write_safetensors(path: str, arrays: Arrays, description: str | None, meter: Meter) -> None:
     """Write the tensors by the package safetensors, in one call: it is a single step."""
     known = _safetensors()
     for name, array in _named(arrays).items():
@@ -142,7 +139,7 @@ def write_safetensors(path: str, arrays: Arrays, described: Any, meter: Meter) -
             elsewhere = ", or save it as .npz" if array.dtype.isbuiltin == 1 else ""
             raise of_kind("dtype", f"{name}: safetensors has no {array.dtype}: convert it first{elsewhere}")
     compact = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    metadata = None if described is None else {_KEY: _text(described)}
+    metadata = None if description is None else {_KEY: description}
     try:
         known.numpy.save_file(compact, path, metadata)
     except known.SafetensorError as error:
@@ -249,19 +246,10 @@ def _numbers(arrays: Arrays) -> Arrays:
     return arrays
 
 
-def _text(described: Any) -> str:
-    """Return the description of a tree as text."""
-    text = json.dumps(described)
-    if len(text) > _LONGEST:
-        what = f"what describes this tree has {len(text)} bytes, and {_LONGEST} are allowed"
-        raise of_kind("argument", f"{what}: save it in parts, and long lists of numbers as tensors")
-    return text
-
-
 def _description(length: int, read: Callable[[Any], Any], source: Any) -> Any:
     """Return the description of a tree, which has ``length`` bytes and is read from ``source``."""
-    if length > _LONGEST:
-        raise of_kind("file", f"the description of the tree has {length} bytes, and {_LONGEST} are allowed")
+    if length > SAVED:
+        raise of_kind("file", f"the description of the tree has {length} bytes, and {SAVED} are allowed")
     return json.loads(read(source))
 
 

@@ -18,6 +18,13 @@ _DEEPEST = 100
 #: More calls than it takes, one inside another, to read that.
 _CALLS = 400
 
+#: The most bytes of what describes a shared tree, and one in a file: it is read into memory as a whole.
+_SHARED = 1 << 20
+SAVED = 16 << 20
+
+#: Fewer bytes than the text of a tensor, a number or a container has.
+_LEAST = 7
+
 #: Integers with thousands of digits, and texts with surrogates.
 _UNKEPT = "a number or a text beside the tensors cannot be kept as JSON: pass it as a tensor, or leave it out"
 
@@ -51,6 +58,8 @@ def text_of(tree: Any) -> Optional[str]:
 
 def shareable(x: Any) -> Tuple[List[Any], Optional[str]]:
     """Return what ``flattened`` does, of a tree that holds a tensor."""
+    if least(x)[0] > _SHARED:
+        raise of_kind("argument", f"the tree takes more than {_SHARED} bytes to describe: share it in parts")
     leaves, tree = flattened(x)
     if not leaves:
         text = "{} holds no tensor: share a tensor, or send this object as it is"
@@ -99,6 +108,32 @@ def _walk(tree: Any, path: str, found: Dict[int, str]) -> None:
     elif kind == "d":
         for key, item in value:
             _walk(item, f"{path}[{key!r}]", found)
+
+
+def least(x: Any) -> Tuple[int, int]:
+    """Return fewer bytes than the text of a tree has, and than the names of its tensors have in a file.
+
+    A container that occurs twice is written twice: a few levels can make a text without end, so it is counted first.
+    """
+    text, _, names = _counted(x, {}, 0)
+    return text, names
+
+
+def _counted(x: Any, met: Dict[int, Tuple[Any, Any]], depth: int) -> Tuple[int, int, int]:
+    """Count the bytes of a text, the objects, and the bytes of their names. Each container is looked at once."""
+    if not (type(x) is list or issubclass(type(x), (tuple, dict))) or depth > _DEEPEST:
+        return _LEAST, 1, 0
+    if id(x) not in met:
+        # One that holds itself is refused by its depth.
+        met[id(x)] = x, (_LEAST, 1, 0)
+        text, objects, names = _LEAST, 0, 0
+        for item in x.values() if isinstance(x, dict) else x:
+            of_text, of_objects, of_names = _counted(item, met, depth + 1)
+            # A step of a name has a character and a point.
+            text, objects, names = text + of_text, objects + of_objects, names + of_names + 2 * of_objects
+        met[id(x)] = x, (text, objects, names)
+    counted = met[id(x)][1]  # type: Tuple[int, int, int]
+    return counted
 
 
 def _written(x: Any, leaves: List[Any], depth: int) -> str:

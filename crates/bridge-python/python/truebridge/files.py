@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core
 from ._progress import Meter, Progress, metered
 from ._report import size
-from ._trees import flattened, tree_of
+from ._trees import SAVED, flattened, least, tree_of
 from .errors import BridgeError, of_kind
 
 if TYPE_CHECKING:
@@ -71,12 +71,17 @@ def save(path: str | os.PathLike[str], x: Any, *, progress: Progress = None) -> 
     """
     path, suffix = _place(path)
     write, _ = _format(suffix)
+    # A dict of tensors is not described.
+    for item in x.values() if isinstance(x, dict) else [x]:
+        _check(sum(least(item)))
     leaves, text = flattened(x)
     names = list(_names(text))
+    description = None if _plain(text) else json.dumps({"tree": text, "names": names})
+    _check(len(description or ""))
     arrays = {name: _on_the_host(name, leaf) for name, leaf in zip(names, leaves, strict=True)}
     with replaced(path) as beside, metered(progress, f"save {os.path.basename(path)}", size) as meter:
         meter.expect(sum(getattr(array, "nbytes", 0) for array in arrays.values()))
-        write(beside, arrays, None if _plain(text) else {"tree": text, "names": names}, meter)
+        write(beside, arrays, description, meter)
 
 
 def load(
@@ -262,6 +267,13 @@ def _names(text: str | None) -> Iterator[str]:
             name = f"{name}#{number}"
         taken.add(name)
         yield name
+
+
+def _check(nbytes: int) -> None:
+    """Refuse what takes too many bytes to describe, before anything is made of it."""
+    if nbytes > SAVED:
+        what = f"what describes this tree has more than {SAVED} bytes"
+        raise of_kind("argument", f"{what}: save it in parts, and long lists of numbers as tensors")
 
 
 def _described(text: str | None) -> Any:

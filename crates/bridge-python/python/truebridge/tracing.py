@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _core
 from ._events import Event
 from ._report import Shown, size
-from .errors import of_kind
+from .errors import BridgeError, of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -261,7 +261,7 @@ def _end(whole: Trace, wanted: str) -> None:
             print(whole, file=sys.stderr)
         else:
             whole.save(wanted.replace("%p", str(os.getpid())))
-    except OSError as error:
+    except (OSError, BridgeError) as error:
         print(f"truebridge: {VARIABLE} cannot be written: {error}", file=sys.stderr)
 
 
