@@ -254,7 +254,7 @@ assert tb.to_torch(numpy.ones(3)).tolist() == [1, 1, 1]
     assert done.returncode == 0, done.stderr
 
 
-def test_memory_that_pytorch_has_not_is_its_own_error(beside_torch: Warm) -> None:
+def test_memory_that_pytorch_has_not_is_an_error_as_elsewhere(beside_torch: Warm) -> None:
     done = beside_torch.run(
         """
         import resource, numpy as np, torch, truebridge as tb
@@ -264,8 +264,8 @@ def test_memory_that_pytorch_has_not_is_its_own_error(beside_torch: Warm) -> Non
         resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20),) * 2)
         try:
             tb.to_torch(big[::-1])
-        except RuntimeError as error:
-            print(type(error) is RuntimeError, "can't allocate memory" in str(error))
+        except tb.BridgeMemoryError as error:
+            print(error.kind == "out_of_memory", "can't allocate memory" in str(error))
         """
     )
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr

@@ -453,5 +453,5 @@ def test_the_page_runs(cluster: Cluster, tmp_path: Path, number: int) -> None:
     block = block.replace("address=nodes.address", f'address=nodes.address, _node_ip_address="{LOOPBACK}"')
     program = tmp_path / "page.py"
     program.write_text(block)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
     assert done.returncode == 0, done.stderr

@@ -119,17 +119,3 @@ for entry in os.scandir(folder):
     assert entry.is_dir() or entry.stat().st_size == 0, "nothing was written to a file of the program"
 """)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_thread_of_a_closed_socket_ends(beside_torch: Warm) -> None:
-    done = beside_torch.run(f"""{OPENED}
-def threads():
-    names = [open(f"/proc/self/task/{{task}}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-    return names.count("truebridge-ipc")
-assert threads() == 1
-os.closerange(3, 4096)
-# Wakes the thread, which sleeps in the system.
-second = tb.share(np.full(3, 2.0))
-assert opened(second) == "2.0"
-""")
-    assert (done.returncode, done.stderr) == (0, "")

@@ -130,14 +130,18 @@ mod tests {
     use super::*;
     use crate::memory::Writing;
     use crate::server::Bell;
+    use crate::socket::Listening;
     use crate::sync::Mutex;
     use crate::ticket::Token;
     use crate::wire::Hex;
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
     use std::time::Duration;
 
     fn clerk() -> Clerk {
         let book = Mutex::new(Book::new(Default::default()));
-        let desk = Desk { socket: "/".into(), book, notices: Mutex::default(), bell: Bell::new().unwrap() };
+        let listening = Listening::new(&OwnedFd::from(File::open("/").unwrap()).into(), "/".as_ref());
+        let desk = Desk { socket: "/".into(), listening, book, notices: Mutex::default(), bell: Bell::new().unwrap() };
         Clerk::new(Arc::new(desk))
     }
 
