@@ -1,13 +1,15 @@
 //! Containers that may hold tensors: how each kind is read, and made again with other values.
 
 use crate::frameworks::adapter_of;
-use crate::{pytrees, remade};
-use bridge_core::Result;
+use crate::pytrees;
+use bridge_core::{Error, Result};
 use bridge_pyo3::{PyTensor, brief_str, framework_error, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyList, PyMemoryView, PyRange, PyString, PyTuple, PyType};
+use pyo3::types::{
+    PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PyList, PyMemoryView, PyRange, PyString, PyTuple, PyType,
+};
 use std::fmt;
 
 /// The flags by which a `match` statement knows a class as a sequence or a mapping (PEP 634).
@@ -79,7 +81,7 @@ impl Step<'_> {
         }
     }
 
-    fn child(&self) -> Option<usize> {
+    pub(crate) fn child(&self) -> Option<usize> {
         match self {
             Self::Child(index, _) => Some(*index),
             _ => None,
@@ -175,64 +177,6 @@ impl Kind {
             }
         }
     }
-
-    /// Returns a container like `object` with other values at some steps. Dicts, lists and dataclasses are copied by
-    /// `copy.copy`, which keeps the class, the order, and attributes; no `__init__` runs. A registered node is made by
-    /// its registration, and [`remade`] has what no copy is right for.
-    pub(crate) fn changed<'a, 'py: 'a>(
-        self,
-        object: &PyTensor<'py>,
-        changes: impl Iterator<Item = (&'a Step<'py>, &'a PyTensor<'py>)>,
-    ) -> PyResult<PyTensor<'py>> {
-        let py = object.py();
-        match self {
-            Self::Registered => {
-                return pytrees::changed(object, changes.filter_map(|(step, value)| Some((step.child()?, value))));
-            }
-            Self::Tuple | Self::Struct => {
-                let mut items: Vec<_> = object.cast::<PyTuple>()?.iter().collect();
-                for (step, value) in changes {
-                    if let Step::Index(index) = step {
-                        items[*index] = value.clone();
-                    }
-                }
-                let items = PyTuple::new(py, items)?.into_any();
-                return if let Self::Struct = self { object.get_type().call1((items,)) } else { Ok(items) };
-            }
-            Self::Dataclass => (),
-            _ if is_builtin(object)? => (),
-            _ => return remade::changed(self, object, changes),
-        }
-        let copy = py.import(intern!(py, "copy"))?.call_method1(intern!(py, "copy"), (object,))?;
-        let frozen = matches!(self, Self::Dataclass) && is_frozen(object)?;
-        for (step, value) in changes {
-            match step {
-                Step::Key(key) => copy.set_item(key, value)?,
-                Step::Index(index) => copy.set_item(index, value)?,
-                Step::Field(name) if frozen => {
-                    let object = py.import(intern!(py, "builtins"))?.getattr(intern!(py, "object"))?;
-                    object.call_method1(intern!(py, "__setattr__"), (&copy, name, value))?;
-                }
-                Step::Field(name) => copy.setattr(name.cast::<PyString>()?, value)?,
-                Step::Element(..) | Step::Child(..) => (),
-            }
-        }
-        Ok(copy)
-    }
-}
-
-/// Returns whether an object is of a class of Python's, whose elements [`stored`] reads.
-fn is_builtin(object: &PyTensor<'_>) -> PyResult<bool> {
-    static CLASSES: [PyOnceLock<Py<PyType>>; 2] = [const { PyOnceLock::new() }; 2];
-    if object.is_exact_instance_of::<PyDict>()
-        || object.is_exact_instance_of::<PyList>()
-        || object.is_exact_instance_of::<PyTuple>()
-    {
-        return Ok(true);
-    }
-    let (py, class) = (object.py(), object.get_type());
-    let is = |known: usize, name| Ok::<_, PyErr>(class.is(CLASSES[known].import(py, "collections", name)?));
-    Ok(is(0, "OrderedDict")? || is(1, "defaultdict")?)
 }
 
 /// Returns the elements that are where Python keeps those of a dict, a list or a tuple, whatever its class says; `None`
@@ -316,7 +260,33 @@ pub(crate) fn attributes<'py>(object: &PyTensor<'py>) -> PyResult<Contents<'py>>
     Ok(found)
 }
 
-fn is_frozen(object: &PyTensor<'_>) -> PyResult<bool> {
+/// Returns whether the type of an object is one of the many that are never tensors.
+pub(crate) fn is_plain(object: &PyTensor<'_>) -> bool {
+    object.is_none()
+        || object.is_exact_instance_of::<PyFloat>()
+        || object.is_exact_instance_of::<PyInt>()
+        || object.is_exact_instance_of::<PyString>()
+        || object.is_exact_instance_of::<PyBool>()
+        || object.is_exact_instance_of::<PyBytes>()
+        || object.is_exact_instance_of::<PyComplex>()
+}
+
+/// Returns what makes an error of what Python raises over an object.
+pub(crate) fn raised(object: &PyTensor<'_>) -> impl Fn(PyErr) -> Error {
     let py = object.py();
-    object.get_type().getattr(intern!(py, "__dataclass_params__"))?.getattr(intern!(py, "frozen"))?.is_truthy()
+    move |error| framework_error(py, "Python", error)
+}
+
+/// Returns whether an object is of a class of Python's, whose elements [`stored`] reads.
+pub(crate) fn is_builtin(object: &PyTensor<'_>) -> PyResult<bool> {
+    static CLASSES: [PyOnceLock<Py<PyType>>; 2] = [const { PyOnceLock::new() }; 2];
+    if object.is_exact_instance_of::<PyDict>()
+        || object.is_exact_instance_of::<PyList>()
+        || object.is_exact_instance_of::<PyTuple>()
+    {
+        return Ok(true);
+    }
+    let (py, class) = (object.py(), object.get_type());
+    let is = |known: usize, name| Ok::<_, PyErr>(class.is(CLASSES[known].import(py, "collections", name)?));
+    Ok(is(0, "OrderedDict")? || is(1, "defaultdict")?)
 }

@@ -1,9 +1,8 @@
 //! Objects that are neither tensors nor containers: they pass through, but not with a tensor in them, which would stay
 //! what it is without an error.
 
-use crate::containers::{Kind, Step, attributes};
+use crate::containers::{Kind, Step, attributes, is_plain, raised};
 use crate::frameworks::{adapter_of, seen};
-use crate::trees::{is_plain, raised};
 use bridge_core::{Error, ErrorKind, Result};
 use bridge_pyo3::{PyTensor, is_interrupt, type_name};
 use pyo3::intern;

@@ -1,11 +1,11 @@
 //! Pairs of tensors: two trees of the same structure, walked together.
 
-use crate::containers::{Kind, Step};
+use crate::containers::{Kind, Step, is_plain, raised};
 use crate::errors::argument;
 use crate::frameworks::{AnyAdapter, adapter_of, not_a_capsule, seen, source};
 use crate::holders::holds_none;
 use crate::progress;
-use crate::trees::{DEEPEST, Tree, is_plain, raised};
+use crate::trees::{DEEPEST, Tree};
 use bridge_core::{DType, DeviceKind, Error, ErrorKind, Misfit, Pair, Result};
 use bridge_pyo3::{PyTensor, type_name};
 use pyo3::prelude::*;

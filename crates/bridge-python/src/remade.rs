@@ -1,14 +1,66 @@
 //! Containers of classes that keep their elements in their own way: made again, and read again to see that it worked.
 
-use crate::containers::{Contents, Kind, Step, stored};
+use crate::containers::{Contents, Kind, Step, is_builtin, stored};
+use crate::pytrees;
 use bridge_pyo3::PyTensor;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyList, PyMappingProxy, PyTuple, PyType};
+use pyo3::types::{PyDict, PyList, PyMappingProxy, PyString, PyTuple, PyType};
+
+impl Kind {
+    /// Returns a container like `object` with other values at some steps. Dicts, lists and dataclasses are copied by
+    /// `copy.copy`, which keeps the class, the order, and attributes; no `__init__` runs. A registered node is made by
+    /// its registration, and what no copy is right for is made again.
+    pub(crate) fn changed<'a, 'py: 'a>(
+        self,
+        object: &PyTensor<'py>,
+        changes: impl Iterator<Item = (&'a Step<'py>, &'a PyTensor<'py>)>,
+    ) -> PyResult<PyTensor<'py>> {
+        let py = object.py();
+        match self {
+            Self::Registered => {
+                return pytrees::changed(object, changes.filter_map(|(step, value)| Some((step.child()?, value))));
+            }
+            Self::Tuple | Self::Struct => {
+                let mut items: Vec<_> = object.cast::<PyTuple>()?.iter().collect();
+                for (step, value) in changes {
+                    if let Step::Index(index) = step {
+                        items[*index] = value.clone();
+                    }
+                }
+                let items = PyTuple::new(py, items)?.into_any();
+                return if let Self::Struct = self { object.get_type().call1((items,)) } else { Ok(items) };
+            }
+            Self::Dataclass => (),
+            _ if is_builtin(object)? => (),
+            _ => return changed(self, object, changes),
+        }
+        let copy = py.import(intern!(py, "copy"))?.call_method1(intern!(py, "copy"), (object,))?;
+        let frozen = matches!(self, Self::Dataclass) && is_frozen(object)?;
+        for (step, value) in changes {
+            match step {
+                Step::Key(key) => copy.set_item(key, value)?,
+                Step::Index(index) => copy.set_item(index, value)?,
+                Step::Field(name) if frozen => {
+                    let object = py.import(intern!(py, "builtins"))?.getattr(intern!(py, "object"))?;
+                    object.call_method1(intern!(py, "__setattr__"), (&copy, name, value))?;
+                }
+                Step::Field(name) => copy.setattr(name.cast::<PyString>()?, value)?,
+                Step::Element(..) | Step::Child(..) => (),
+            }
+        }
+        Ok(copy)
+    }
+}
+
+fn is_frozen(object: &PyTensor<'_>) -> PyResult<bool> {
+    let py = object.py();
+    object.get_type().getattr(intern!(py, "__dataclass_params__"))?.getattr(intern!(py, "frozen"))?.is_truthy()
+}
 
 /// Returns a container like `object` with other values at some steps: of its class, or else a dict, a list or a tuple.
-pub(crate) fn changed<'a, 'py: 'a>(
+fn changed<'a, 'py: 'a>(
     kind: Kind,
     object: &PyTensor<'py>,
     changes: impl Iterator<Item = (&'a Step<'py>, &'a PyTensor<'py>)>,

@@ -1,13 +1,11 @@
 //! Trees of tensors: dicts, lists, tuples, dataclasses and nodes of pytrees, one inside another.
 
-use crate::containers::{Kind, Step};
+use crate::containers::{Kind, Step, is_plain, raised};
 use crate::errors::argument;
 use crate::frameworks::{AnyAdapter, adapter_of, seen};
 use crate::holders::holds_none;
 use bridge_core::{Error, Failed, Result};
-use bridge_pyo3::{PyTensor, framework_error};
-use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyString};
+use bridge_pyo3::PyTensor;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -94,22 +92,6 @@ impl<'py> Lost<'py> {
         let steps: String = self.steps.iter().rev().map(Step::to_string).collect();
         self.error.at(&format!("tree{steps}"))
     }
-}
-
-/// Returns whether the type of an object is one of the many that are never tensors.
-pub(crate) fn is_plain(object: &PyTensor<'_>) -> bool {
-    object.is_none()
-        || object.is_exact_instance_of::<PyFloat>()
-        || object.is_exact_instance_of::<PyInt>()
-        || object.is_exact_instance_of::<PyString>()
-        || object.is_exact_instance_of::<PyBool>()
-        || object.is_exact_instance_of::<PyBytes>()
-        || object.is_exact_instance_of::<PyComplex>()
-}
-
-pub(crate) fn raised(object: &PyTensor<'_>) -> impl Fn(PyErr) -> Error {
-    let py = object.py();
-    move |error| framework_error(py, "Python", error)
 }
 
 impl<'py> Tree<'py> {

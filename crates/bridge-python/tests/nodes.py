@@ -89,7 +89,7 @@ def held() -> tuple[int, int, int]:
     """Return the shares of this process, the leases on them, and the objects that Ray's transports have."""
     gc.collect()
     now = processes.held()
-    return now["shares"], now["leases"], len(tb.ray._held)
+    return now["shares"], now["leases"], len(tb.ray._rdt._held)
 
 
 def answer(actor: Any, function: Callable[..., Any], *args: Any) -> Any:

@@ -280,15 +280,58 @@ def test_a_task_that_raises_leaves_nothing(cluster: Cluster) -> None:
 
 def test_what_cannot_be_shared_is_pickled(cluster: Cluster) -> None:
     def made(self: Any) -> Any:
-        named = torch.ones(MANY)
-        return [torch.ones(3, requires_grad=True), torch.eye(4).to_sparse(), named, torch.nn.Linear(2, 2), "text"]
+        dense = torch.ones(MANY)
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        grad = torch.ones(3, requires_grad=True)
+        return [grad, torch.eye(4).to_sparse(), dense, torch.nn.Linear(2, 2), "text", nested]
 
     for actor in (cluster.beside, cluster.far):
-        grad, sparse, dense, linear, text = ray.get(actor.torch.remote(made), timeout=PATIENCE)
+        grad, sparse, dense, linear, text, nested = ray.get(actor.torch.remote(made), timeout=PATIENCE)
         assert grad.requires_grad and sparse.is_sparse and text == "text" and linear(torch.ones(2)).shape == (2,)
-        assert is_shared(dense) == (actor is cluster.beside)
+        assert is_shared(dense) == (actor is cluster.beside) and [len(x) for x in nested.unbind()] == [2, 3]
     nothing = cluster.near.torch.remote(lambda self: {"step": 7})
     assert answer(cluster.far, lambda self, x: x, nothing) == ray.get(nothing, timeout=PATIENCE) == {"step": 7}
+
+
+def test_memory_that_tensors_share_or_may_not_write_goes_too(cluster: Cluster) -> None:
+    def made(self: Any) -> Any:
+        x, pending = torch.arange(2.0 * MANY), torch.tensor([1 + 2j]).conj()
+        constant = np.arange(3.0)
+        constant.flags.writeable = False
+        return [x[:4], x[:8], x[4:], x.view(torch.int32)[:2], pending, pending.imag, torch.ones(0, 3), constant]
+
+    for actor in (cluster.near, cluster.far):
+        first, second, rest, bits, conjugate, imaginary, empty, constant = ray.get(
+            actor.numpy.remote(made), timeout=PATIENCE
+        )
+        assert first.tolist() == [0, 1, 2, 3] and second.tolist() == list(range(8)) and bits.tolist() == [0, 0x3F800000]
+        assert rest[-1] == 2 * MANY - 1 and conjugate.tolist() == [1 - 2j] and imaginary.tolist() == [-2]
+        assert empty.shape == (0, 3) and constant.tolist() == [0, 1, 2]
+    put = ray.put([np.broadcast_to(np.float32(7), (2, MANY)), np.zeros((0, 2))], _tensor_transport=NAMES["numpy"])
+    for actor in (cluster.beside, cluster.far):
+        assert answer(actor, lambda self, x: (float(x[0].min()), x[0].shape, x[1].shape), put) == (7, (2, MANY), (0, 2))
+
+
+def test_a_time_out_of_the_caller_holds_while_the_sender_is_stopped(cluster: Cluster) -> None:
+    import os
+    import signal
+    import time
+
+    for node in ("near", "far"):
+        sender = cluster.actor(node)
+        ref = sender.torch.remote(counted, "torch", LARGE)
+        ray.wait([ref], timeout=PATIENCE)
+        process = answer(sender, lambda self: os.getpid())
+        os.kill(process, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(ray.exceptions.GetTimeoutError):
+                ray.get(ref, timeout=2)
+            assert time.monotonic() - began < 30
+        finally:
+            os.kill(process, signal.SIGCONT)
+        assert seen(None, ray.get(ref, timeout=PATIENCE))[2]
+        ray.kill(sender)
 
 
 def test_tensorflow_passes_strings_and_numbers(cluster: Cluster) -> None:
@@ -310,8 +353,8 @@ def test_without_nixl_the_object_store_moves_tensors_with_one_warning(cluster: C
     def has_none(self: Any) -> None:
         import warnings
 
-        tb.ray._has_nixl.cache_clear()
-        tb.ray._has_nixl = lambda: False
+        tb.ray._rdt._has_nixl.cache_clear()
+        tb.ray._rdt._has_nixl = lambda: False
         self.warned = []
         warnings.showwarning = lambda message, *_: self.warned.append(str(message))
 
@@ -330,7 +373,7 @@ def test_without_nixl_the_object_store_moves_tensors_with_one_warning(cluster: C
         put = ray.put(counted(None, framework, LARGE), _tensor_transport=NAMES[framework])
         assert answer(reader, seen, put) == (module(framework), False, True)
     (one,) = answer(reader, warned)
-    assert "pip install torch nixl" in one
+    assert "this process has no PyTorch with NIXL" in one and "pip install torch nixl" in one
     for actor in (sender, reader):
         ray.kill(actor)
 

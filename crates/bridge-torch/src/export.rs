@@ -2,7 +2,7 @@
 
 use crate::native::Native;
 use crate::raised;
-use crate::refusal::{of_subclass, refusal, without_memory};
+use crate::refusal::{NO_REAL_TENSORS, of_subclass, refusal, without_memory};
 use crate::runtime::Runtime;
 use crate::settled::settled;
 use bridge_core::dlpack::{Origin, Release, lend_borrowed};
@@ -215,10 +215,6 @@ fn in_its_mode(py: Python<'_>, error: PyErr) -> Error {
         false => raised(py, error),
     }
 }
-
-/// What is wrong under a mode that replaces every new tensor.
-pub(crate) const NO_REAL_TENSORS: &str =
-    "torch makes no real tensors in its current mode: leave the mode, such as FakeTensorMode, first";
 
 /// Returns the address of a tensor's storage.
 pub(crate) fn storage(tensor: &PyTensor<'_>) -> Result<usize> {

@@ -6,6 +6,10 @@ use pyo3::exceptions::PyNotImplementedError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
+/// What is wrong under a mode that replaces every new tensor.
+pub(crate) const NO_REAL_TENSORS: &str =
+    "torch makes no real tensors in its current mode: leave the mode, such as FakeTensorMode, first";
+
 const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor, or one that functionalisation or \
     another transform of torch.func wraps, such as vmap, grad and jvp): pass a .clone() of a ZeroTensor, or convert \
     outside of the transform";

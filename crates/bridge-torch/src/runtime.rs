@@ -3,9 +3,9 @@
 use crate::allocator::Allocator;
 use crate::capsule::Capsules;
 use crate::exchange::{Borrow, Exchange, ExchangeApi};
-use crate::export::NO_REAL_TENSORS;
 use crate::native::{BYTES, Native};
 use crate::raised;
+use crate::refusal::NO_REAL_TENSORS;
 use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
 use bridge_pyo3::{PyTensor, brief_str, installed, is_instance, once, probe};
 use pyo3::intern;
