@@ -68,9 +68,9 @@ impl DType {
         (bits > 0 && bits % 8 == 0).then_some(bits / 8)
     }
 
-    /// Returns whether frameworks have such elements: of one lane, or with a name.
+    /// Returns whether frameworks have such elements: of one lane, or two float4 in a byte.
     pub fn is_element(self) -> bool {
-        self.lanes == 1 || self.name().is_some()
+        self.lanes == 1 || self == Self::FLOAT4_E2M1FN_X2
     }
 
     /// Returns whether an element is a pair of a real and an imaginary part.

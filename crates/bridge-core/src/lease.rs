@@ -225,18 +225,21 @@ impl Lease {
     }
 }
 
-/// Makes the owner's stream wait for each of these, and takes it off the list.
+/// Makes the owner's stream wait for each of these. After an error the list has those that it does not wait for.
 fn order_all(
     ordering: &dyn Ordering,
     device: Device,
     earlier: &mut SmallVec<[Stream; 4]>,
     owner: Stream,
 ) -> Result<()> {
-    while let Some(stream) = earlier.first() {
-        if *stream != owner {
-            ordering.order(device, *stream, owner)?;
+    for done in 0..earlier.len() {
+        let stream = earlier[done];
+        if stream != owner
+            && let Err(error) = ordering.order(device, stream, owner)
+        {
+            earlier.drain(..done);
+            return Err(error);
         }
-        earlier.remove(0);
     }
     Ok(())
 }
