@@ -454,7 +454,11 @@ def _read(about: Any, wish: _Wish) -> list[Any]:
     elif buffers is None and wish.part.device == "cuda" and not torch.cuda.is_available():
         raise of_kind("device", "the tensors are on a GPU, and this process sees none: receive them on device='cpu'")
     request = nixl.fetch_multiple_tensors(wish.name, about, nixl.get_communicator_metadata(None, None), buffers)
-    tensors = nixl.wait_fetch_complete(request, wish.seconds())
+    try:
+        tensors = nixl.wait_fetch_complete(request, wish.seconds())
+    finally:
+        # It ends the transfer in NIXL, and must not do so when a later error's traceback is collected.
+        del request
     return wish.buffers or convert(tensors, wish.target)
 
 

@@ -91,6 +91,11 @@ def receiving(target: Target | None = None, *, device: Device | None = None) -> 
     target, device
         As for ``register``.
 
+    Returns
+    -------
+    context manager
+        At its end the earlier choice holds again.
+
     Raises
     ------
     BridgeValueError
