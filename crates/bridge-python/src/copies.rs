@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 /// out : tensor or container of tensors
 ///     A tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``, or ``dtype``,
 ///     on any device. Or a container of these with the structure of ``src``: the same keys, names and lengths. A list
-///     and a tuple go together; what is no tensor on both sides, and holds none, is left as it is.
+///     and a tuple go together; objects that are not tensors, and hold none, are left as they are.
 /// dtype : str, optional
 ///     The dtype to which elements are cast on their way: ``"float16"``, ``"bfloat16"``, ``"float32"``, ``"float64"``,
 ///     ``"float8_e4m3fn"`` or ``"float8_e5m2"``. A target of this dtype takes sources of all six. Where the two sides

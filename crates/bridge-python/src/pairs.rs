@@ -37,7 +37,7 @@ pub(crate) struct Pairs<'py> {
     kept: Vec<PyTensor<'py>>,
     /// Containers of the target that are being walked, by address. To meet one again is a cycle.
     open: Vec<usize>,
-    /// Whether an object was met that is no tensor.
+    /// Whether an object was met that is not a tensor.
     others: bool,
 }
 

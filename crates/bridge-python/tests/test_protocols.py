@@ -407,7 +407,7 @@ def test_a_subclass_of_ndarray_with_a_dlpack_of_its_own_is_taken_by_that() -> No
 
 @pytest.mark.parametrize("handle", [0, 1])
 def test_the_exchange_table_of_a_producer_is_asked_for_its_stream_first(handle: int) -> None:
-    """There is no device here: the conversion ends when it looks for the memory."""
+    """This machine has no device: the conversion fails when it looks for the memory."""
     events: list[Any] = []
 
     class OnDevice:
