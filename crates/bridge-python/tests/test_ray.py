@@ -204,17 +204,21 @@ def resident(self: Any) -> int:
 def test_memory_does_not_grow(cluster: Cluster, node: str) -> None:
     receiver = getattr(cluster, node)
 
-    def rounds(count: int) -> list[int]:
-        for _ in range(count):
-            assert (
-                answer(receiver, lambda self, x: len(x), cluster.near.torch.remote(lambda self: torch.ones(LARGE)))
-                == LARGE
-            )
+    def after_rounds() -> list[int]:
+        for _ in range(30):
+            ref = cluster.near.torch.remote(lambda self: torch.ones(LARGE))
+            assert answer(receiver, lambda self, x: len(x), ref) == LARGE
+        del ref
         wait_until(lambda: answer(cluster.near, lambda self: held()) == (0, 0, 0))
         return [answer(actor, resident) for actor in (cluster.near, receiver)]
 
-    before = rounds(30)
-    assert all(after - was < 10 << 20 for was, after in zip(before, rounds(100), strict=True))
+    # The allocators of PyTorch and Ray keep some tensors' memory for the next, for each thread. What leaks grows always.
+    sizes = [after_rounds()]
+    while len(sizes) < 12:
+        sizes.append(after_rounds())
+        if all(after - was < 1 << 20 for was, after in zip(*sizes[-2:], strict=True)):
+            return
+    pytest.fail(f"memory grows: {sizes}")
 
 
 def test_a_receiver_that_is_killed_frees_what_it_has(cluster: Cluster) -> None:
