@@ -121,6 +121,11 @@ takes_keywords! {
     /// BridgeError
     ///     As for ``to_torch``. ``kind`` is ``"device"`` for a tensor that is not in memory of the host.
     ///
+    /// Notes
+    /// -----
+    /// Nothing waits for a device that still writes ``x``, a pinned tensor of the host, as
+    /// ``x.copy_(y, non_blocking=True)`` does: synchronize its stream first.
+    ///
     /// Examples
     /// --------
     /// >>> import torch

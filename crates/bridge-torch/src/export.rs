@@ -45,10 +45,10 @@ fn lend_natively(runtime: &Runtime, native: &Native, tensor: &PyTensor<'_>) -> R
     let origin = |device| {
         let storage = || call(tensor, intern!(tensor.py(), "untyped_storage"), &[]);
         let origin = origin(runtime, tensor, Some(native), storage, device)?;
-        Ok((origin, native.hold(tensor)?))
+        Ok((origin, native.hold(tensor, device.kind == DeviceKind::CPU)?))
     };
     // SAFETY: the tensor is alive and unchanged, because the GIL is held. PyTorch keeps DLPack's promises, the origin
-    // is that of this tensor, and its storage, which is held, keeps the memory.
+    // is that of this tensor, and its memory is held, or its storage, which keeps the memory.
     let lent = unsafe { lend_borrowed(&described, Access::ReadWrite, |device, _| origin(device)) }?;
     Ok(lent.with_pending(native.pending(tensor)))
 }

@@ -1,6 +1,7 @@
 //! What keeps a storage while memory of it is exported.
 
 use crate::library::Held;
+use crate::memory::Kept;
 use bridge_core::Result;
 use bridge_pyo3::{Guarded, batch};
 use std::cell::RefCell;
@@ -20,6 +21,7 @@ impl StorageHold {
 
 /// A hold of one export, or one that the exports of a batch share.
 pub(crate) enum Hold {
+    Memory(#[expect(dead_code, reason = "it is dropped")] Kept),
     Own(#[expect(dead_code, reason = "it is dropped")] StorageHold),
     Shared(#[expect(dead_code, reason = "it is dropped")] Arc<StorageHold>),
 }

@@ -43,6 +43,8 @@ mod import;
 mod library;
 #[cfg(feature = "python")]
 mod mark;
+#[cfg(any(feature = "python", feature = "tch"))]
+mod memory;
 #[cfg(feature = "python")]
 mod native;
 #[cfg(feature = "python")]

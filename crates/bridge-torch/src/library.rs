@@ -52,26 +52,37 @@ pub(crate) unsafe fn search(start: usize, length: usize, value: usize) -> Option
     (WORD..length).step_by(WORD).find(|offset| unsafe { word(start, *offset) } == value)
 }
 
-/// Returns the offsets of the address and of the deleter in a `StorageImpl` with PyTorch's own memory at the address
-/// `memory`.
-///
-/// # Safety
-///
-/// The storage at `storage` is alive.
-pub(crate) unsafe fn memory_offsets(storage: usize, memory: usize) -> Option<(usize, usize)> {
-    // SAFETY: a storage is longer than what is searched, and the words after the address are inside it.
-    unsafe {
-        let address = search(storage, SEARCHED - 2 * WORD, memory)?;
-        // After the address: the value that the deleter takes, which for memory of PyTorch's is the address again, and
-        // the deleter, in the order of the C++ library.
-        let rest = [address + WORD, address + 2 * WORD];
-        let [first, second] = rest.map(|offset| word(storage, offset) == memory);
-        (first != second).then(|| (address, rest[usize::from(first)]))
+/// Where a `StorageImpl` says what its memory is and how it is freed, in bytes after its start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemoryOffsets {
+    pub(crate) address: usize,
+    /// What the deleter takes.
+    pub(crate) context: usize,
+    pub(crate) deleter: usize,
+}
+
+impl MemoryOffsets {
+    /// Returns the offsets in a storage with PyTorch's own memory at the address `memory`.
+    ///
+    /// # Safety
+    ///
+    /// The storage is alive.
+    pub(crate) unsafe fn find(storage: usize, memory: usize) -> Option<Self> {
+        // SAFETY: a storage is longer than what is searched, and the words after the address are inside it.
+        unsafe {
+            let address = search(storage, SEARCHED - 2 * WORD, memory)?;
+            // The deleter of PyTorch's memory takes the address. The order of the two is that of the C++ library.
+            let [first, second] = [address + WORD, address + 2 * WORD];
+            match [first, second].map(|offset| word(storage, offset) == memory) {
+                [true, false] => Some(Self { address, context: first, deleter: second }),
+                [false, true] => Some(Self { address, context: second, deleter: first }),
+                _ => None,
+            }
+        }
     }
 }
 
 /// Returns the path of the library that contains the function at `address`, as the dynamic linker has it.
-#[cfg(feature = "tch")]
 pub(crate) fn library_of(address: usize) -> Option<String> {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
     // SAFETY: the linker looks the address up and touches nothing there. It fills the result in where it returns

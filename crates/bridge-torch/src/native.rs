@@ -8,8 +8,9 @@ use crate::counter::Counters;
 use crate::describe::{Access, Describe};
 use crate::exchange::Borrow;
 use crate::hold::{Hold, StorageHold, hold};
-use crate::library::{AtTensor, Held, SEARCHED, function, memory_offsets, search, word};
+use crate::library::{AtTensor, Held, MemoryOffsets, SEARCHED, function, search, word};
 use crate::mark::{Marks, words};
+use crate::memory;
 use bridge_core::dlpack::ffi::DLTensor;
 use bridge_core::{DType, Error, ErrorKind, Pending, Result};
 use bridge_pyo3::{Mark, PyTensor, probe, watch_for_exit};
@@ -28,6 +29,8 @@ pub(crate) struct Native {
     describe: Option<Describe>,
     marks: Option<Marks>,
     counters: Option<Counters>,
+    /// Whether [`memory::keep`] does what it says.
+    keeps_memory: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -75,9 +78,7 @@ struct Offsets {
     tensor: usize,
     /// From a `TensorImpl` to the pointer to its `StorageImpl`.
     storage: usize,
-    /// From a `StorageImpl` to the address of its memory, and to the deleter of that.
-    memory: usize,
-    deleter: usize,
+    memory: MemoryOffsets,
 }
 
 /// A tensor, and what Python says of it.
@@ -138,8 +139,8 @@ impl<'py> Sample<'py> {
         let found = || unsafe {
             let tensor = search(object, length, self.implementation)?;
             let storage = search(self.implementation, SEARCHED, self.storage)?;
-            let (memory, deleter) = memory_offsets(self.storage, self.memory)?;
-            Some(Offsets { tensor, storage, memory, deleter })
+            let memory = MemoryOffsets::find(self.storage, self.memory)?;
+            Some(Offsets { tensor, storage, memory })
         };
         Ok(found())
     }
@@ -157,8 +158,9 @@ impl Native {
             let samples = Sample::some(torch)?;
             let [plain, .., leaf, foreign] = &samples;
             let Some(offsets) = plain.offsets()? else { return Ok(None) };
-            let mut native = Self { borrow, functions, offsets, describe: None, marks: None, counters: None };
-            let access = probe(torch.py(), Access::find(torch, offsets.storage, offsets.memory))?.flatten();
+            let mut native =
+                Self { borrow, functions, offsets, describe: None, marks: None, counters: None, keeps_memory: false };
+            let access = probe(torch.py(), Access::find(torch, offsets.storage, offsets.memory.address))?.flatten();
             // SAFETY: the implementation is alive with its tensor.
             native.describe =
                 access.and_then(|access| Describe::find(unsafe { word(plain.implementation, 0) }, access));
@@ -168,8 +170,22 @@ impl Native {
         };
         let Some(mut native) = probe(torch.py(), look())?.flatten() else { return Ok(None) };
         native.marks = probe(torch.py(), Marks::find(torch, native.offsets.storage))?.flatten();
+        native.keeps_memory = probe(torch.py(), native.keeps_memory(torch))? == Some(true);
         native.counters = probe(torch.py(), Counters::find(torch, |object| native.tensor(object)))?.flatten();
         Ok(Some(native))
+    }
+
+    /// Returns whether memory stays that PyTorch lets go of, tried out with a storage that gets other memory.
+    fn keeps_memory(&self, torch: &Bound<'_, PyModule>) -> PyResult<bool> {
+        let options = [("device", "cpu".into_pyobject(torch.py())?)].into_py_dict(torch.py())?;
+        let sample = torch.call_method("zeros", (8,), Some(&options))?;
+        // SAFETY: the tensor keeps its storage, whose memory is on the host. The GIL is held.
+        let Some(kept) = (unsafe { memory::keep(self.storage(&sample), self.offsets.memory) }) else {
+            return Ok(false);
+        };
+        let before = kept.is_let_go();
+        sample.call_method0("untyped_storage")?.call_method1("resize_", (4096,))?;
+        Ok(!before && kept.is_let_go())
     }
 
     fn agrees(&self, sample: &Sample<'_>) -> bool {
@@ -226,12 +242,12 @@ impl Native {
 
     /// Returns the address of the deleter of the tensor's memory; 0 for a tensor without a storage.
     pub(crate) fn deleter(&self, object: &PyTensor<'_>) -> usize {
-        self.word_of_storage(object, self.offsets.deleter)
+        self.word_of_storage(object, self.offsets.memory.deleter)
     }
 
     /// Returns the address of the memory of the tensor's storage; 0 for a tensor without one.
     pub(crate) fn memory(&self, object: &PyTensor<'_>) -> usize {
-        self.word_of_storage(object, self.offsets.memory)
+        self.word_of_storage(object, self.offsets.memory.address)
     }
 
     /// Returns the address of the tensor's storage; 0 for a tensor without one.
@@ -298,7 +314,7 @@ impl Native {
     /// That of [`words`]. The implementation has a storage.
     unsafe fn owner<'a>(&self, implementation: usize) -> &'a [usize] {
         // SAFETY: the caller's obligation.
-        unsafe { words(word(implementation, self.offsets.storage) + self.offsets.memory, 3) }
+        unsafe { words(word(implementation, self.offsets.storage) + self.offsets.memory.address, 3) }
     }
 
     /// Returns whether a tensor is as it was at its mark, and does not require grad. PyTorch is asked for the latter: the
@@ -323,14 +339,22 @@ impl Native {
         self.counters.as_ref().is_some_and(|counters| unsafe { counters.count(tensor) })
     }
 
-    /// Returns a hold on the tensor's storage. PyTorch's own object would not do: operations such as `set_` replace
-    /// the memory of a tensor.
+    /// Returns a hold on the memory of a tensor on the host, or else on its storage. PyTorch's own object would not do:
+    /// operations such as `set_` replace the memory of a tensor.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Framework`] for a tensor without a storage.
-    pub(crate) fn hold(&self, object: &PyTensor<'_>) -> Result<Hold> {
-        hold(self.storage(object), || {
+    pub(crate) fn hold(&self, object: &PyTensor<'_>, is_on_host: bool) -> Result<Hold> {
+        let storage = self.storage(object);
+        if is_on_host && storage != 0 && self.keeps_memory {
+            // SAFETY: the tensor keeps its storage, whose memory is on the host. The GIL is held.
+            if let Some(kept) = unsafe { memory::keep(storage, self.offsets.memory) } {
+                watch_for_exit(object.py());
+                return Ok(Hold::Memory(kept));
+            }
+        }
+        hold(storage, || {
             let mut held = ptr::null_mut();
             // SAFETY: the object keeps the tensor. No dimensions are read, and the result is writable and ours. The
             // function catches what C++ throws.

@@ -4,6 +4,7 @@ use bridge_core::{
     Access, Adapter, Allocation, Consumer, CopiedBy, DType, Device, Error, ErrorKind, HostOnly, Layout, Lent, Memory,
     Offer, Options, Ordering, Plan, Profile, Reason, Result, Strides, Views, copy_into, transfer,
 };
+use bridge_ndarray::NdArray;
 use bridge_torch::Tch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -90,6 +91,59 @@ fn the_view_keeps_the_memory_although_set_data_replaces_it() {
     let mut reused: Vec<_> = (0..64).map(|_| Tensor::from_slice(&[9.0f32, 9.0])).collect();
     reused.truncate(1);
     assert_eq!(Vec::<f32>::try_from(&view).unwrap(), [1.0, 2.0]);
+}
+
+#[test]
+fn a_view_keeps_memory_that_resize_replaces() {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    let ndarray = unsafe { NdArray::new() };
+    let mut tensor = Tensor::from_slice(&[1.0f32, 2.0, 3.0]);
+    let mut part = tensor.narrow(0, 1, 2);
+    let (view, _) = across(&tensor);
+    let options = Options::default();
+    let (array, _) = transfer(&tch_of_process().unwrap(), &ndarray, &part, &host(), &options).unwrap();
+    let _ = tensor.resize_([1 << 20]);
+    let _ = part.resize_([1 << 21]);
+    drop(tensor);
+    drop(part);
+    let reused: Vec<_> = (0..64).map(|_| Tensor::from_slice(&[9.0f32, 9.0, 9.0])).collect();
+    assert_eq!(Vec::<f32>::try_from(&view).unwrap(), [1.0, 2.0, 3.0]);
+    assert_eq!(array.to_array::<f32>().unwrap().into_raw_vec_and_offset().0, [2.0, 3.0]);
+    drop(reused);
+}
+
+/// A child has the locks of its parent, and none of the threads that would unlock them.
+#[test]
+fn a_forked_child_exports_while_threads_of_its_parent_do() {
+    let is_done = AtomicUsize::new(0);
+    drop(across(&Tensor::from_slice(&[0.0f32])));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while is_done.load(SeqCst) == 0 {
+                    drop(across(&Tensor::from_slice(&[1.0f32])));
+                }
+            });
+        }
+        let mut wrong = 0;
+        for _ in 0..50 {
+            // SAFETY: the child calls what a child with one thread may, and ends at once.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: it ends a child that does not end by itself.
+                unsafe { libc::alarm(20) };
+                let (view, _) = across(&Tensor::from_slice(&[2.0f32]));
+                // SAFETY: the process ends without its parent's threads and handlers.
+                unsafe { libc::_exit(i32::from(view.double_value(&[0]) != 2.0)) };
+            }
+            let mut status = 0;
+            // SAFETY: the child is ours, and the status is writable.
+            let ended = unsafe { libc::waitpid(child, &mut status, 0) };
+            wrong += usize::from((ended, status) != (child, 0));
+        }
+        is_done.store(1, SeqCst);
+        assert_eq!(wrong, 0);
+    });
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use super::import::empty;
 use super::libtorch::{Libtorch, Read, failed};
 use super::runtime::Runtime;
+use crate::library::Held;
+use crate::memory::Kept;
 use ::tch::{Kind, TchError, Tensor};
 use bridge_core::planted::is_planted;
 use bridge_core::{
@@ -10,6 +12,12 @@ use bridge_core::{
     Reuse, Stream,
 };
 use std::{ptr, slice};
+
+/// What keeps exported memory until it is dropped.
+enum Hold {
+    Memory(#[expect(dead_code, reason = "it is dropped")] Kept),
+    Storage(#[expect(dead_code, reason = "it is dropped")] Held),
+}
 
 pub(crate) fn lend(runtime: &Runtime, tensor: &Tensor) -> Result<Lent> {
     let libtorch = &runtime.libtorch;
@@ -27,10 +35,15 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &Tensor) -> Result<Lent> {
     let bytes = layout.hull(data, None)?;
     let allocation = Allocation { bytes, device, access: Access::ReadWrite, stream, reuse };
     let pending = pending(tensor).map_err(raised)?.filter(|_| !is_planted("tch_pending_dropped"));
-    // SAFETY: libtorch has checked the view against the storage, which is held and whose memory never moves. It is
-    // deleted on any thread. The stream is libtorch's current one, whose streams are never destroyed; the allocator
+    let kept = if device == Device::CPU { runtime.allocator.keep(tensor) } else { None };
+    let hold = match kept {
+        Some(kept) => Hold::Memory(kept),
+        None => Hold::Storage(libtorch.hold(tensor)?),
+    };
+    // SAFETY: libtorch has checked the view against the storage, whose memory is held, or which is held itself. Either
+    // is deleted on any thread. The stream is libtorch's current one, whose streams are never destroyed; the allocator
     // reuses its own blocks after a stream that was recorded.
-    let memory = unsafe { Memory::new(allocation, libtorch.hold(tensor)?) };
+    let memory = unsafe { Memory::new(allocation, hold) };
     Ok(Lent::at(data, dtype, layout, memory)?.with_pending(pending))
 }
 

@@ -1,22 +1,20 @@
-//! Which memory libtorch's caching allocator owns, and which stream uses it.
+//! Which memory libtorch's caching allocator owns, which stream uses it, and what keeps it.
 
 use super::libtorch::{Libtorch, handle};
-use crate::library::{SEARCHED, WORD, library_of, memory_offsets, word};
+use crate::library::{MemoryOffsets, SEARCHED, WORD, library_of, word};
+use crate::memory::{Kept, keep};
 use crate::record::{RecordStream, StreamByValue};
 use ::tch::{Kind, Tensor};
 use bridge_core::{Device, Stream};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 pub(crate) struct Allocator {
-    /// `None` where the allocator's memory is not recognised, or no stream can be recorded.
-    known: Option<Known>,
+    /// `None` where the allocator's memory is not recognised.
+    offsets: Option<Offsets>,
+    /// `None` where no stream can be recorded.
+    record: Option<RecordStream>,
     /// Deleters that are not the allocator's, and that are; 0 for none yet.
     deleters: [AtomicUsize; 2],
-}
-
-struct Known {
-    record: RecordStream,
-    offsets: Offsets,
 }
 
 /// Distances in bytes, found by looking.
@@ -24,8 +22,7 @@ struct Known {
 pub(super) struct Offsets {
     /// From a `TensorImpl` to the pointer to its `StorageImpl`.
     storage: usize,
-    /// From a `StorageImpl` to the deleter of its memory.
-    deleter: usize,
+    memory: MemoryOffsets,
 }
 
 /// The library that has the deleters of `native` and `cudaMallocAsync`, the allocators whose `recordStream` delays the
@@ -34,26 +31,33 @@ const CACHING: &str = "libc10_cuda.so";
 
 impl Allocator {
     pub(crate) fn find(libtorch: &Libtorch) -> Self {
-        let known = RecordStream::find().zip(Offsets::find(libtorch));
-        Self { known: known.map(|(record, offsets)| Known { record, offsets }), deleters: Default::default() }
+        Self { offsets: Offsets::find(libtorch), record: RecordStream::find(), deleters: Default::default() }
     }
 
     pub(crate) fn knows_its_memory(&self) -> bool {
-        self.known.is_some()
+        self.offsets.is_some()
     }
 
     /// Records that `stream`, which is libtorch's current one of the device, uses the tensor's memory, whatever stream
     /// it was allocated on: the allocator then reuses the block only after that stream. Returns `false`, and does
     /// nothing, for memory of another owner, or where the owner is unknown.
     pub(crate) fn record_stream(&self, tensor: &Tensor, device: Device, stream: Stream) -> bool {
-        let Some((known, by_value)) = self.known.as_ref().zip(StreamByValue::of(device, stream)) else { return false };
-        let settled = self.owns(known.offsets.deleter_of(tensor)) && known.record.takes(by_value);
+        let (Some(offsets), Some(record)) = (self.offsets, &self.record) else { return false };
+        let Some(by_value) = StreamByValue::of(device, stream) else { return false };
+        let settled = self.owns(offsets.deleter_of(tensor)) && record.takes(by_value);
         if settled {
             // SAFETY: the tensor is alive, and the layout of a stream was compared. The function throws only for memory
             // of other allocators.
-            unsafe { (known.record.record)(handle(tensor), by_value) };
+            unsafe { (record.record)(handle(tensor), by_value) };
         }
         settled
+    }
+
+    /// Keeps the memory of a tensor on the host; `None` where a hold on its storage has to do.
+    pub(crate) fn keep(&self, tensor: &Tensor) -> Option<Kept> {
+        let offsets = self.offsets?;
+        // SAFETY: the tensor keeps its storage, whose memory is on the host. A reference to a tensor is on one thread.
+        unsafe { keep(offsets.storage_of(tensor)?, offsets.memory) }
     }
 
     fn owns(&self, deleter: usize) -> bool {
@@ -83,26 +87,39 @@ impl Offsets {
         };
         let mut found = (WORD..SEARCHED).step_by(WORD).filter(shared);
         let storage = found.next().filter(|_| found.next().is_none())?;
-        let deleter = |tensor: &Tensor, at| {
+        let memory = |tensor: &Tensor, at| {
             // SAFETY: as above; the word is the address of the storage, which is alive with its tensor.
-            unsafe { memory_offsets(word(at, storage), tensor.data_ptr().expose_provenance()) }
+            unsafe { MemoryOffsets::find(word(at, storage), tensor.data_ptr().expose_provenance()) }
         };
-        let (_, deleter) = deleter(&one, one_at).filter(|first| deleter(&other, other_at) == Some(*first))?;
-        let offsets = Self { storage, deleter };
+        let memory = memory(&one, one_at).filter(|first| memory(&other, other_at) == Some(*first))?;
+        let offsets = Self { storage, memory };
         let bytes = [0u8; 4];
         // SAFETY: the tensor is dropped before the bytes, and never written to.
         let foreign =
             unsafe { Tensor::f_from_blob(bytes.as_ptr(), &[4], &[1], Kind::Uint8, ::tch::Device::Cpu) }.ok()?;
         let [own, same, other] = [&one, &other, &foreign].map(|tensor| offsets.deleter_of(tensor));
-        (own == same && own != other).then_some(offsets)
+        (own == same && own != other && offsets.keep_memory(sample()?)?).then_some(offsets)
+    }
+
+    /// Returns whether memory stays that libtorch lets go of, tried out with a tensor whose memory it replaces.
+    fn keep_memory(&self, mut tensor: Tensor) -> Option<bool> {
+        // SAFETY: the tensor keeps its storage, whose memory is on the host, and is on this thread.
+        let kept = unsafe { keep(self.storage_of(&tensor)?, self.memory) }?;
+        let before = kept.is_let_go();
+        tensor.f_resize_([1 << 10]).ok()?;
+        Some(!before && kept.is_let_go())
     }
 
     /// Returns the address of the deleter of the tensor's memory, 0 for none.
     pub(super) fn deleter_of(&self, tensor: &Tensor) -> usize {
-        // SAFETY: the tensor keeps its implementation and that its storage; the offsets are inside both.
-        unsafe {
-            let storage = word((*handle(tensor)).expose_provenance(), self.storage);
-            if storage == 0 { 0 } else { word(storage, self.deleter) }
-        }
+        // SAFETY: the tensor keeps its storage, and the offset is inside.
+        self.storage_of(tensor).map_or(0, |storage| unsafe { word(storage, self.memory.deleter) })
+    }
+
+    /// Returns the address of the tensor's storage, if it has one.
+    fn storage_of(&self, tensor: &Tensor) -> Option<usize> {
+        // SAFETY: the tensor keeps its implementation, and the offset is inside.
+        let storage = unsafe { word((*handle(tensor)).expose_provenance(), self.storage) };
+        (storage != 0).then_some(storage)
     }
 }

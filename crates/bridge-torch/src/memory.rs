@@ -1,0 +1,221 @@
+//! Memory of storages on the host, which lives as long as it is exported.
+//!
+//! PyTorch gives a storage other memory and frees the old one, as `share_memory_` and `resize_` do. To hold the storage
+//! does not keep its memory then. So an export puts [`let_go`] in the place of the function that PyTorch calls to free
+//! the memory, and counts the exports: what PyTorch lets go of is freed after the last of them. Nothing else of the
+//! storage changes, and the function stays there after the last export.
+
+use crate::library::{MemoryOffsets, function, library_of, word};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{LazyLock, Mutex, MutexGuard, Once, PoisonError};
+use std::{mem, ptr};
+
+/// `c10::DeleterFnPtr`, which frees memory. It takes what the storage keeps for it.
+type Deleter = unsafe extern "C" fn(*mut c_void);
+
+/// How many deleters are known. PyTorch has one for its own memory, for memory of other owners, and for pinned memory.
+const SLOTS: usize = 4;
+
+/// The deleters that are replaced, each by the function of its slot, and others.
+static ORIGINALS: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
+static OURS: [Deleter; SLOTS] = [let_go::<0>, let_go::<1>, let_go::<2>, let_go::<3>];
+static REFUSED: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
+
+/// The libraries with deleters that are replaced. By those of others, PyTorch and its extensions know what they may do
+/// with the memory, such as memory that processes share, which PyTorch does not move.
+const OWNERS: [&str; 3] = ["libc10.so", "libc10_cuda.so", "libtorch_cuda.so"];
+
+/// Exports of memory.
+#[derive(Default)]
+struct Exports {
+    count: usize,
+    /// How often PyTorch has let go of it: several storages may have one value for their deleter.
+    let_go: usize,
+}
+
+/// Hashes an address and the number of a slot.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("words are hashed");
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        // Fibonacci hashing spreads the bits of addresses, the lowest of which are 0, to the highest.
+        self.0 = (self.0 ^ word as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
+    }
+}
+
+/// By what the deleter takes, and its slot.
+type Exported = HashMap<(usize, usize), Exports, BuildHasherDefault<AddressHasher>>;
+
+static EXPORTED: LazyLock<Mutex<Exported>> = LazyLock::new(Mutex::default);
+
+fn exported() -> MutexGuard<'static, Exported> {
+    EXPORTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps memory until it is dropped.
+pub(crate) struct Kept {
+    context: usize,
+    slot: usize,
+}
+
+impl Kept {
+    /// Returns whether PyTorch has let go of the memory.
+    pub(crate) fn is_let_go(&self) -> bool {
+        exported().get(&(self.context, self.slot)).is_some_and(|exports| exports.let_go > 0)
+    }
+}
+
+/// Keeps the memory of a storage, whatever PyTorch does with the storage. Returns `None` where that cannot be: then a
+/// hold on the storage keeps the memory until PyTorch replaces it.
+///
+/// # Safety
+///
+/// The storage is alive, has its memory on the host and the offsets that were found, and no other thread changes it
+/// meanwhile.
+pub(crate) unsafe fn keep(storage: usize, offsets: MemoryOffsets) -> Option<Kept> {
+    // SAFETY: the caller's obligation.
+    let (context, current) = unsafe { (word(storage, offsets.context), word(storage, offsets.deleter)) };
+    if context == 0 {
+        return None;
+    }
+    let ours = |slot: usize| OURS[slot] as *const () as usize;
+    let slot = match (0..SLOTS).find(|slot| ours(*slot) == current) {
+        Some(slot) => slot,
+        None => {
+            let slot = slot_of(current)?;
+            let place = ptr::with_exposed_provenance_mut(storage + offsets.deleter);
+            // SAFETY: the caller's obligation. Our function frees the memory as the one that it replaces. Another export
+            // writes the same.
+            unsafe { AtomicUsize::from_ptr(place) }.store(ours(slot), Relaxed);
+            slot
+        }
+    };
+    exported().entry((context, slot)).or_default().count += 1;
+    Some(Kept { context, slot })
+}
+
+/// Returns the slot of a deleter of PyTorch's; `None` if it is not to be replaced.
+fn slot_of(deleter: usize) -> Option<usize> {
+    let place = |known: &[AtomicUsize]| known.iter().position(|known| known.load(Relaxed) == deleter);
+    match place(&ORIGINALS) {
+        None if place(&REFUSED).is_none() => learn(deleter),
+        slot => slot,
+    }
+}
+
+#[cold]
+fn learn(deleter: usize) -> Option<usize> {
+    static WATCHED: Once = Once::new();
+    // SAFETY: the functions lock and unlock, which a thread that forks may do.
+    WATCHED.call_once(|| unsafe {
+        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
+    });
+    let library = library_of(deleter).unwrap_or_default();
+    let is_replaced = OWNERS.iter().any(|owner| library.ends_with(owner)) && Some(deleter) != copy_on_write();
+    let known = if is_replaced { &ORIGINALS } else { &REFUSED };
+    // One thread at a time takes a slot.
+    let _one = exported();
+    let slot = known.iter().position(|known| [0, deleter].contains(&known.load(Relaxed)))?;
+    known[slot].store(deleter, Relaxed);
+    is_replaced.then_some(slot)
+}
+
+/// Returns the deleter by which PyTorch knows memory that is copied at the first write.
+fn copy_on_write() -> Option<usize> {
+    // SAFETY: `void c10::impl::cow::cow_deleter(void*)`
+    let deleter = unsafe { function::<Deleter>("libc10.so", "_ZN3c104impl3cow11cow_deleterEPv") };
+    deleter.map(|deleter| deleter as *const () as usize)
+}
+
+/// Takes the place of a deleter of PyTorch's: frees memory, or leaves it to the last export.
+///
+/// # Safety
+///
+/// That of the deleter.
+unsafe extern "C" fn let_go<const SLOT: usize>(context: *mut c_void) {
+    if let Some(exports) = exported().get_mut(&(context.expose_provenance(), SLOT)) {
+        exports.let_go += 1;
+        return;
+    }
+    // SAFETY: the caller's obligation; nothing else has the memory.
+    unsafe { free(context, SLOT) };
+}
+
+/// Calls the deleter of a slot.
+///
+/// # Safety
+///
+/// That of the deleter.
+unsafe fn free(context: *mut c_void, slot: usize) {
+    // SAFETY: the slot has a deleter since memory with it was kept; function pointers are words.
+    let original = unsafe { mem::transmute::<usize, Deleter>(ORIGINALS[slot].load(Relaxed)) };
+    // SAFETY: the caller's obligation.
+    unsafe { original(context) };
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let mut exported = exported();
+        let Entry::Occupied(mut entry) = exported.entry((self.context, self.slot)) else { return };
+        entry.get_mut().count -= 1;
+        if entry.get().count > 0 {
+            return;
+        }
+        let let_go = entry.remove().let_go;
+        drop(exported);
+        for _ in 0..let_go {
+            release(LetGo { context: self.context, slot: self.slot });
+        }
+    }
+}
+
+/// Memory that PyTorch has let go of.
+struct LetGo {
+    context: usize,
+    slot: usize,
+}
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        // SAFETY: PyTorch has called the deleter once for this, and no export is left.
+        unsafe { free(ptr::with_exposed_provenance_mut(self.context), self.slot) };
+    }
+}
+
+/// Frees memory, whose owner may be an object of Python.
+#[cfg(feature = "python")]
+fn release(memory: LetGo) {
+    drop(bridge_pyo3::Guarded::new(memory));
+}
+
+#[cfg(not(feature = "python"))]
+fn release(memory: LetGo) {
+    drop(memory);
+}
+
+thread_local! {
+    /// The lock, while this thread forks: a child must not begin with a lock that a thread of its parent holds.
+    static FORKING: RefCell<Option<MutexGuard<'static, Exported>>> = const { RefCell::new(None) };
+}
+
+unsafe extern "C" fn before_fork() {
+    let _ = FORKING.try_with(|guard| guard.replace(Some(exported())));
+}
+
+unsafe extern "C" fn after_fork() {
+    let _ = FORKING.try_with(RefCell::take);
+}
