@@ -5,7 +5,7 @@ mod served;
 
 pub(crate) use bell::Bell;
 
-use crate::socket::{self, OtherEnd};
+use crate::socket::{self, Descriptor, OtherEnd};
 use crate::sync::{self, now, thread};
 use crate::wire::{UNASKED, Why, frame};
 use bell::Attention;
@@ -139,6 +139,7 @@ impl Drop for Serving {
 
 struct Server<S: Service> {
     listener: UnixListener,
+    descriptor: Descriptor,
     service: S,
     users: Vec<u32>,
     /// The most connections.
@@ -150,22 +151,22 @@ struct Server<S: Service> {
     ending: BTreeMap<Peer, Arc<OwnedFd>>,
     /// When connections are accepted again.
     paused: Option<Instant>,
-    /// Whether the descriptors of the socket and of the bell are closed.
-    is_closed: bool,
 }
 
 impl<S: Service> Server<S> {
     fn new(listener: UnixListener, service: S, users: Vec<u32>, connections: usize, bell: Arc<Bell>) -> Self {
-        let (served, ending, attention) = (BTreeMap::new(), BTreeMap::new(), Attention::new(Arc::clone(&bell)));
-        Self { listener, service, users, connections, bell, attention, served, ending, paused: None, is_closed: false }
+        let (descriptor, attention) = (Descriptor::of(&listener), Attention::new(Arc::clone(&bell)));
+        let (served, ending) = (BTreeMap::new(), BTreeMap::new());
+        Self { listener, descriptor, service, users, connections, bell, attention, served, ending, paused: None }
     }
 
     fn run(mut self) {
         let mut letters = Vec::new();
         while !self.bell.stopped.load(Relaxed) {
             let (woken, called, ready) = self.wait();
-            if self.is_closed {
-                // The program has closed all descriptors. The drop would close what has their numbers now.
+            if !self.descriptor.is_open() {
+                // The program has closed all descriptors. Their numbers may be those of other files now, which the rest
+                // of this function, or the drop, would read, write and close.
                 return std::mem::forget(self);
             }
             if woken {
@@ -253,7 +254,6 @@ impl<S: Service> Server<S> {
             return (true, false, Vec::new());
         }
         let mut raised = asked.iter().map(|fd| !fd.revents().is_empty());
-        self.is_closed = asked[..2].iter().any(|fd| fd.revents().contains(PollFlags::NVAL));
         let (woken, called) = (raised.next() == Some(true), raised.next() == Some(true));
         let ready = peers.into_iter().zip(raised).filter(|(_, raised)| *raised).map(|(peer, _)| peer).collect();
         (woken, called, ready)

@@ -200,22 +200,39 @@ fn too_many(error: &io::Error) -> Option<Errno> {
 /// A file, by its device and its number.
 type Place = (u64, u64);
 
-/// A socket that listens under a name, as it is known from outside: programs close all descriptors, and remove folders.
-pub(crate) struct Listening {
+/// The descriptor of a socket that listens, as it is known from outside: programs close all descriptors, and the number
+/// may be that of another file then.
+pub(crate) struct Descriptor {
     number: RawFd,
-    socket: Option<Place>,
+    file: Option<Place>,
+}
+
+impl Descriptor {
+    pub(crate) fn of(listener: &UnixListener) -> Self {
+        let number = listener.as_raw_fd();
+        Self { number, file: of_descriptor(number) }
+    }
+
+    /// Returns whether the descriptor is still that of the socket.
+    pub(crate) fn is_open(&self) -> bool {
+        self.file.is_some() && of_descriptor(self.number) == self.file
+    }
+}
+
+/// A socket that listens under a name: programs close all descriptors, and remove folders.
+pub(crate) struct Listening {
+    descriptor: Descriptor,
     name: Option<Place>,
 }
 
 impl Listening {
     pub(crate) fn new(listener: &UnixListener, path: &Path) -> Self {
-        let number = listener.as_raw_fd();
-        Self { number, socket: of_descriptor(number), name: of_name(path) }
+        Self { descriptor: Descriptor::of(listener), name: of_name(path) }
     }
 
     /// Returns whether the descriptor is still that of the socket.
     pub(crate) fn is_open(&self) -> bool {
-        self.socket.is_some() && of_descriptor(self.number) == self.socket
+        self.descriptor.is_open()
     }
 
     /// Returns whether the name still leads to the socket.

@@ -98,6 +98,11 @@ assert opened(first) == "1.0", opened(first)
 SOCKETS = {
     "folder": "shutil.rmtree(folder + '/ipc')",
     "socket": "[os.remove(entry) for entry in os.scandir(folder + '/ipc')]",
+    "descriptors": "os.closerange(3, 4096)",
+    "descriptors of others": """
+os.closerange(3, 4096)
+others = [open(f"{folder}/{number}", "w+b") for number in range(16)]
+""",
 }
 
 
