@@ -54,6 +54,13 @@ def narrow() -> None:
         tb.load(path, "numpy")
 
 
+def doubled() -> Any:
+    tree = ONES
+    for _ in range(40):
+        tree = [tree, tree]
+    return tree
+
+
 def beside_fake_tensors() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -175,6 +182,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a field of records in place": (lambda: tb.to_torch(RECORDS["value"], copy=False), "copy_needed", "copy=None"),
     "a field of records of another library": (lambda: tb.to_torch(Field()), "layout", "cupy.ascontiguousarray"),
     "a dtype of NumPy alone": (lambda: tb.to_torch(np.ones(2, np.longdouble)), "dtype", "cast the array"),
+    "a ticket of a list in lists": (lambda: tb.share(doubled()), "argument", "share it in parts"),
+    "a file of a list in lists": (lambda: tb.save("x.npz", doubled()), "argument", "save it in parts"),
     "a tree in itself": (lambda: tb.to_torch(cycle()), "argument", "without cycles"),
     "share('x')": (lambda: tb.share("x"), "not_a_tensor", "share a tensor"),
     "share([])": (lambda: tb.share([]), "not_a_tensor", "share a tensor"),
@@ -323,6 +332,7 @@ if torch.cuda.is_available():
 
 #: Rows of the page that this machine cannot check.
 UNCHECKED = {
+    "TRUEBRIDGE_TRACE cannot be written",
     # Another test of the process may have opened one.
     "no TensorFlow 1.x is open",
     "a symbolic tensor has no memory until its graph runs",
