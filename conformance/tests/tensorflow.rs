@@ -30,7 +30,8 @@ fn tensorflow(series: Series, device: Device) -> Option<TensorFlowSubject> {
         println!("skipped: no TensorFlow of series {series:?} (cargo xtask setup fetches it)");
         return None;
     };
-    present(TensorFlowSubject::new(Runtime::open_as(series, &folder).unwrap(), device))
+    // SAFETY: it is the folder of a TensorFlow.
+    present(TensorFlowSubject::new(unsafe { Runtime::open_as(series, &folder) }.unwrap(), device))
 }
 
 fn judge_both_ways<T>(tensorflow: &TensorFlowSubject, other: &dyn Subject<Tensor = T>) {

@@ -11,8 +11,13 @@ use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream, poison};
 pub struct Mark(Event);
 
 impl Mark {
-    /// Returns a mark with this number, for an implementation of [`Link`] without a driver.
-    pub const fn new(number: usize) -> Self {
+    /// Returns a mark with this number, for an implementation of [`Link`] of your own.
+    ///
+    /// # Safety
+    ///
+    /// The implementation that the mark is passed to has made the number, and has not released it: that of this crate
+    /// takes it for an event of the driver.
+    pub const unsafe fn new(number: usize) -> Self {
         Self(Event(number))
     }
 
@@ -231,7 +236,8 @@ mod tests {
 
     #[test]
     fn a_mark_has_the_number_that_it_was_given() {
-        let mark = Mark::new(7);
+        // SAFETY: no implementation gets it.
+        let mark = unsafe { Mark::new(7) };
         assert_eq!(mark.number(), 7);
     }
 

@@ -69,8 +69,14 @@ impl Opened {
 pub struct Signal(Event);
 
 impl Signal {
-    /// Returns a signal with this number, for an implementation of [`Sharing`] without a driver.
-    pub const fn new(number: usize) -> Self {
+    /// Returns a signal with this number, for an implementation of [`Sharing`] of your own, or for one that was kept by
+    /// its [`number`](Self::number).
+    ///
+    /// # Safety
+    ///
+    /// The implementation that the signal is passed to has made the number, and has not destroyed it: that of this crate
+    /// takes it for an event of the driver.
+    pub const unsafe fn new(number: usize) -> Self {
         Self(Event(number))
     }
 

@@ -90,7 +90,12 @@ pub fn allocate(device: Device, nbytes: usize) -> Result<usize> {
 }
 
 /// Frees memory of [`allocate`], after the work that is now in the stream. A keeper that has taken it over keeps it.
-pub fn free(address: usize, device: Device, stream: Stream) {
+/// Another address is ignored.
+///
+/// # Safety
+///
+/// All work that uses the memory is in the stream, which has not been destroyed, or ordered before it.
+pub unsafe fn free(address: usize, device: Device, stream: Stream) {
     let Some(arena) = POOL.lock().remove(&address) else { return };
     // Without the order it is never freed here.
     match device::lend_after(device, stream) {

@@ -77,8 +77,8 @@ unsafe extern "system" fn give_back(allocator: *mut OrtAllocator, _: *mut c_void
 
 pub(crate) fn wrap(lease: Lease) -> Result<Arc<DynTensor>> {
     let (layout, element) = (lease.layout().clone(), element_of(lease.dtype())?);
-    // Without elements the address may be null, which ONNX Runtime refuses.
-    let data = if layout.numel() == 0 { ptr::dangling_mut() } else { lease.as_ptr() };
+    // Without elements the address may be null, which ONNX Runtime refuses, or not aligned, as `ort` makes slices of it.
+    let data = if layout.numel() == 0 { ptr::without_provenance_mut(COPY_ALIGNMENT) } else { lease.as_ptr() };
     let owner = Arc::new(Owner::new(lease)?);
     let deleter = Arc::into_raw(Arc::clone(&owner)).cast_mut().cast();
     let mut value = ptr::null_mut();

@@ -91,8 +91,12 @@ impl Ort {
     ///
     /// Elements of `bool` that come in are 0 or 1. Other frameworks write other bytes as well, which no `bool` of Rust
     /// has.
+    ///
+    /// The library that `ORT_DYLIB_PATH` names, or else the linker finds, is ONNX Runtime: its code runs, unless
+    /// [`load`] has loaded one.
     pub unsafe fn new() -> Result<Self> {
-        Self::with(None)
+        // SAFETY: the caller's obligation.
+        unsafe { Self::with(None) }
     }
 
     /// Makes the adapter for tensors on the host and on `device`, whose sessions work in `stream`.
@@ -117,11 +121,16 @@ impl Ort {
                         Stream::LEGACY or a stream of your own";
             return Err(Error::new(ErrorKind::Argument, text));
         }
-        Self::with(Some((device, stream)))
+        // SAFETY: the caller's obligation.
+        unsafe { Self::with(Some((device, stream))) }
     }
 
-    fn with(compute: Option<(Device, Stream)>) -> Result<Self> {
-        let mut profile = runtime::profile()?.clone();
+    /// # Safety
+    ///
+    /// That of [`new`](Self::new), and with a stream that of [`with_compute_stream`](Self::with_compute_stream).
+    unsafe fn with(compute: Option<(Device, Stream)>) -> Result<Self> {
+        // SAFETY: the caller's obligation.
+        let mut profile = unsafe { runtime::profile() }?.clone();
         profile.devices.extend(compute.map(|(device, _)| device.kind));
         Ok(Self { profile: Arc::new(profile), consumer: Arc::new(Compute { compute }) })
     }

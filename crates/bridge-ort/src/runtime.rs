@@ -9,12 +9,17 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Returns the profile on the host, with the dtypes of which this ONNX Runtime makes tensors.
-pub(crate) fn profile() -> Result<&'static Profile> {
+///
+/// # Safety
+///
+/// What `ORT_DYLIB_PATH` names, or else the linker finds, is ONNX Runtime, unless it is loaded already.
+pub(crate) unsafe fn profile() -> Result<&'static Profile> {
     static PROFILE: OnceLock<Profile> = OnceLock::new();
     if let Some(profile) = PROFILE.get() {
         return Ok(profile);
     }
-    load_usual()?;
+    // SAFETY: the caller's obligation.
+    unsafe { load_usual() }?;
     let makes = |dtype: &DType| empty(Device::CPU, *dtype, &[1], Order::RowMajor).is_ok();
     let profile = Profile::export_only("ort")
         .with_dtypes(TYPES.iter().map(|(_, dtype)| *dtype).filter(makes).collect())
@@ -31,7 +36,11 @@ pub(crate) fn profile() -> Result<&'static Profile> {
 /// # Errors
 ///
 /// [`ErrorKind::Missing`] where there is no such library, or it is older than 1.22.
-pub fn load(path: impl AsRef<Path>) -> Result<()> {
+///
+/// # Safety
+///
+/// The library, if there is one, is ONNX Runtime: its code runs.
+pub unsafe fn load(path: impl AsRef<Path>) -> Result<()> {
     static LOADED: Mutex<bool> = Mutex::new(false);
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     if *loaded {
@@ -45,7 +54,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<()> {
         Error::new(ErrorKind::Missing, text)
     };
     // `ort` asks the library for an error object to say that there is no library, and waits for itself.
-    // SAFETY: a library of this name is ONNX Runtime, whose initialisers may run.
+    // SAFETY: the caller's obligation: its initialisers run.
     let library = unsafe { Library::new(path) }.map_err(|error| missing(error.to_string()).caused_by(error))?;
     // SAFETY: every ONNX Runtime has this function, of this type.
     let base = unsafe { library.get::<unsafe extern "system" fn() -> *const OrtApiBase>(b"OrtGetApiBase") };
@@ -61,7 +70,13 @@ pub fn load(path: impl AsRef<Path>) -> Result<()> {
 }
 
 /// Loads the library that `ort` loads at the first need of it.
-fn load_usual() -> Result<()> {
+///
+/// # Safety
+///
+/// That of [`load`].
+unsafe fn load_usual() -> Result<()> {
     let usual = || format!("{}onnxruntime{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX).into();
-    load(std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()).unwrap_or_else(usual))
+    let path = std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()).unwrap_or_else(usual);
+    // SAFETY: the caller's obligation.
+    unsafe { load(path) }
 }

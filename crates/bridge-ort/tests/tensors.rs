@@ -44,6 +44,20 @@ fn arrive(ort: &Ort, array: &HostArray) -> (Arc<DynTensor>, Plan) {
     (tensor, done.plan)
 }
 
+/// Its address may be any, and `ort` makes a slice of it.
+#[test]
+fn an_empty_tensor_is_an_empty_slice_of_every_dtype() {
+    let Some((ort, _guard)) = runtime() else { return };
+    macro_rules! empty {
+        ($($element:ty),*) => {$({
+            let (tensor, _) = arrive(&ort, &HostArray::from(Array2::<$element>::default((0, 3))));
+            let (shape, elements) = tensor.try_extract_tensor::<$element>().unwrap();
+            assert_eq!((&**shape, elements, elements.as_ptr().addr() % COPY_ALIGNMENT), (&[0, 3][..], &[][..], 0));
+        })*};
+    }
+    empty!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, bool);
+}
+
 #[test]
 fn tensors_go_in_and_out_of_a_binding_in_place() {
     let Some((ort, _guard)) = runtime() else { return };

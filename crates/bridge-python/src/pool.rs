@@ -16,13 +16,16 @@ extern "C" fn truebridge_pool_allocate(nbytes: isize, device: c_int, _: *mut c_v
 ///
 /// # Safety
 ///
-/// `stream` is a stream of the device, or null for the default stream.
+/// `stream` is a stream of the device, or null for the default stream. All work that uses the memory is in it, or
+/// ordered before it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn truebridge_pool_free(address: *mut c_void, _: isize, device: c_int, stream: *mut c_void) {
     let address = address.expose_provenance();
     let _ = catch_unwind(|| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::from_handle(stream.expose_provenance() as u64) };
-        bridge_ipc::free(address, Device::cuda(device), stream);
+        // SAFETY: the caller's promise. PyTorch frees memory in the stream that uses it, after the others.
+        unsafe {
+            let stream = Stream::from_handle(stream.expose_provenance() as u64);
+            bridge_ipc::free(address, Device::cuda(device), stream);
+        }
     });
 }

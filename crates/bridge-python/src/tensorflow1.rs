@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[pyfunction]
 pub(crate) fn tensorflow1_open(py: Python<'_>, folder: Option<PathBuf>) -> PyResult<(String, PathBuf)> {
     let open = || match folder {
-        Some(folder) => py.detach(|| Runtime::open_as(Series::One, &folder)),
+        // SAFETY: the documentation of `tensorflow1.open` asks for the folder of a TensorFlow: a program of Python may
+        // load any library.
+        Some(folder) => py.detach(|| unsafe { Runtime::open_as(Series::One, &folder) }),
         None => Ok(TensorFlow1::new(py)?.runtime()),
     };
     let runtime = open().map_err(|error| into_python(py, error))?;

@@ -147,3 +147,6 @@ def settle(cluster: Cluster) -> None:
         answer(actor, keep, None)
     # The traceback of an error keeps references until the garbage of its process is collected.
     wait_until(lambda: {held(), *(answer(actor, lambda self: held()) for actor in actors)} == {(0, 0, 0)})
+    for actor in actors:
+        # The frameworks have hundreds of thousands of objects, which no later collection visits.
+        answer(actor, lambda self: gc.freeze())

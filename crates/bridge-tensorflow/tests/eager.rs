@@ -7,6 +7,13 @@ use bridge_ndarray::{HostArray, NdArray};
 use bridge_tensorflow::{Attribute, Eager, EagerTensor, Runtime, SessionOptions};
 use ndarray::array;
 use std::sync::Arc;
+use std::path::Path;
+
+/// What the folder has is a TensorFlow, or no library of this name.
+fn open(folder: &Path) -> bridge_core::Result<&'static Runtime> {
+    // SAFETY: as above.
+    unsafe { Runtime::open(folder) }
+}
 
 /// Returns the adapter.
 fn ndarray() -> NdArray {
@@ -36,7 +43,7 @@ fn operations_run_on_the_memory_of_other_frameworks() {
         eprintln!("left out: no TensorFlow 2 (cargo xtask setup fetches it)");
         return;
     };
-    let eager = Eager::new(Runtime::open(&folder).unwrap(), &SessionOptions::default()).unwrap();
+    let eager = Eager::new(open(&folder).unwrap(), &SessionOptions::default()).unwrap();
     assert!(!eager.profile().dtypes.is_empty());
 
     // TensorFlow allocates at addresses that its own kernels take: its results come back in place.
@@ -87,6 +94,6 @@ fn tensorflow_1_has_no_eager_tensors_to_share() {
         eprintln!("left out: no TensorFlow 1.15 (cargo xtask setup fetches it)");
         return;
     };
-    let opened = Eager::new(Runtime::open(&folder).unwrap(), &SessionOptions::default());
+    let opened = Eager::new(open(&folder).unwrap(), &SessionOptions::default());
     refused(opened, ErrorKind::Version, "open TensorFlow 2.12 and later, or a session");
 }

@@ -5,6 +5,12 @@ use bridge_tensorflow::{Runtime, Series};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+/// What the folder has is a TensorFlow, or no library of this name.
+fn open(folder: &Path) -> bridge_core::Result<&'static Runtime> {
+    // SAFETY: as above.
+    unsafe { Runtime::open(folder) }
+}
+
 /// Removes the folder in the end.
 struct Folder(PathBuf);
 
@@ -39,12 +45,12 @@ fn what_the_process_has_loaded_is_named_and_not_replaced() {
         (error.kind(), error.to_string())
     };
     let half = "has not loaded python/_pywrap_tensorflow_internal.so: supported is TensorFlow 1.15";
-    for result in [Runtime::open(&used), Runtime::loaded(Series::One)] {
+    for result in [open(&used), Runtime::loaded(Series::One)] {
         let (kind, text) = refused(result);
         assert_eq!(kind, ErrorKind::Version, "{text}");
         assert!(text.contains(half) && text.contains(used.to_str().unwrap()), "{text}");
     }
-    let (kind, text) = refused(Runtime::open(&other));
+    let (kind, text) = refused(open(&other));
     assert_eq!(kind, ErrorKind::Argument, "{text}");
     assert!(text.contains("already") && text.contains(used.to_str().unwrap()), "{text}");
 }

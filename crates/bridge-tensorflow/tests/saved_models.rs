@@ -9,6 +9,12 @@ use ndarray::{Array, array};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// What the folder has is a TensorFlow, or no library of this name.
+fn open_as(series: Series, folder: &Path) -> bridge_core::Result<&'static Runtime> {
+    // SAFETY: as above.
+    unsafe { Runtime::open_as(series, folder) }
+}
+
 /// Returns the adapter.
 fn ndarray() -> NdArray {
     // SAFETY: the memory of a tensor is used on one thread at a time.
@@ -85,7 +91,7 @@ fn saved_models_of_both_series_in_one_process() {
         if folder.is_none() {
             eprintln!("left out: no TensorFlow of series {series:?} (cargo xtask setup fetches it)");
         }
-        folder.map(|folder| Runtime::open_as(series, &folder).unwrap())
+        folder.map(|folder| open_as(series, &folder).unwrap())
     };
     if let Some(two) = open(Series::Two, installed::two()) {
         check(two, Series::Two);

@@ -62,7 +62,8 @@ fn main() -> Result<()> {
     let graph = arguments.next().unwrap_or_else(|| root.join("crates/bridge-tensorflow/tests/data/line.pb"));
     let graph = std::fs::read(&graph).unwrap_or_else(|error| panic!("{}: {error}", graph.display()));
 
-    let tensorflow = Runtime::open(&folder)?;
+    // SAFETY: the user names the folder of a TensorFlow.
+    let tensorflow = unsafe { Runtime::open(&folder) }?;
     let x = Input::new("x:0", DType::FLOAT32, &[None])?;
     let session = Session::open(tensorflow, &graph, &[x], &["y:0"], &SessionOptions::default())?;
     let edges = GraphEdges::new(tensorflow)?;

@@ -153,45 +153,45 @@ fn tools() -> Result<Tools> {
 }
 
 /// The interprocess events of this process, with their handles: one for each of its streams that uses events.
-static OWN: Own<BTreeMap<(i32, Role), (usize, Hex<64>)>> = Own::new();
+static OWN: Own<BTreeMap<(i32, Role), (Arc<Signal>, Hex<64>)>> = Own::new();
 
 /// Returns the event of a stream, and its handle.
-fn event(at: &At, role: Role) -> Result<(usize, Hex<64>)> {
+fn event(at: &At, role: Role) -> Result<(Arc<Signal>, Hex<64>)> {
     let mut own = OWN.lock();
     if let Some(known) = own.get(&(at.device.index, role)) {
-        return Ok(*known);
+        return Ok(known.clone());
     }
     let (signal, handle) = sharing()?.event(at.device)?;
-    Ok(*own.entry((at.device.index, role)).or_insert((signal.number(), Hex(handle))))
+    Ok(own.entry((at.device.index, role)).or_insert((Arc::new(signal), Hex(handle))).clone())
 }
 
 /// Records the event of a stream after all work now in it. Returns its handle.
 fn record(at: &At, role: Role) -> Result<Hex<64>> {
     let (event, handle) = event(at, role)?;
-    sharing()?.record(at.device, &Signal::new(event), at.stream)?;
+    sharing()?.record(at.device, &event, at.stream)?;
     Ok(handle)
 }
 
 /// Makes a stream wait for an event of another process, or of this one.
 fn wait_for_event(handle: &Hex<64>, at: &At) -> Result<()> {
     /// The events of other processes, by their handles. They are few: two for each process and device.
-    static EVENTS: Own<BTreeMap<Hex<64>, usize>> = Own::new();
+    static EVENTS: Own<BTreeMap<Hex<64>, Arc<Signal>>> = Own::new();
     let driver = sharing()?;
     // The events of this process need not be opened, and cannot be.
-    let own = OWN.lock().values().find(|(_, known)| known == handle).map(|(event, _)| *event);
+    let own = OWN.lock().values().find(|(_, known)| known == handle).map(|(event, _)| Arc::clone(event));
     let event = match own {
         Some(event) => event,
         None => {
             let mut events = EVENTS.lock();
             match events.get(handle) {
-                Some(event) => *event,
+                Some(event) => Arc::clone(event),
                 None => {
-                    let event = driver.open_event(at.device, &handle.0)?.number();
-                    events.insert(*handle, event);
+                    let event = Arc::new(driver.open_event(at.device, &handle.0)?);
+                    events.insert(*handle, Arc::clone(&event));
                     event
                 }
             }
         }
     };
-    driver.wait(at.device, at.stream, &Signal::new(event))
+    driver.wait(at.device, at.stream, &event)
 }

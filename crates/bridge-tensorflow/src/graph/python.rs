@@ -184,7 +184,9 @@ impl<'py> TensorFlow1<'py> {
 fn open() -> Result<&'static Runtime> {
     match (Runtime::loaded(Series::One), std::env::var_os(FOLDER)) {
         (Err(error), Some(folder)) if error.kind() == ErrorKind::Missing => {
-            Runtime::open_as(Series::One, Path::new(&folder))
+            // SAFETY: the variable names the folder of a TensorFlow, as its documentation asks: a program of Python may
+            // load any library.
+            unsafe { Runtime::open_as(Series::One, Path::new(&folder)) }
         }
         (Err(error), None) if error.kind() == ErrorKind::Missing => {
             let text = format!("no TensorFlow 1.x is open: call truebridge.tensorflow1.open(folder), or set {FOLDER}");

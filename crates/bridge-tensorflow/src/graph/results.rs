@@ -174,7 +174,8 @@ mod tests {
     #[test]
     fn what_a_kernel_has_computed_stays_in_place_and_what_others_have_is_copied() {
         for folder in [installed::one(), installed::two()].into_iter().flatten() {
-            let runtime = Runtime::open(&folder).unwrap();
+            // SAFETY: it is the folder of a TensorFlow.
+            let runtime = unsafe { Runtime::open(&folder) }.unwrap();
             for _ in 0..20 {
                 // Two results in the same memory: the last one is then the only reference.
                 let (fed, values) = recorded(runtime, &["y:0", "x:0", "y:0"]);

@@ -128,12 +128,15 @@ impl Libraries {
     }
 
     /// Loads the libraries of the package in `folder`, without Python.
-    pub(crate) fn load(series: Series, folder: &Path) -> Result<Self> {
+    ///
+    /// # Safety
+    ///
+    /// That of [`Runtime::open`](super::Runtime::open).
+    pub(crate) unsafe fn load(series: Series, folder: &Path) -> Result<Self> {
         let (names, required) = series.names();
         let open = |name: &&str| {
             let path = folder.join(name);
-            // SAFETY: loading runs the libraries' initialisers, which are meant to run then. The user trusts the folder
-            // (`Runtime::open`).
+            // SAFETY: loading runs the libraries' initialisers, which are meant to run then: the caller's obligation.
             unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
                 Error::new(ErrorKind::Missing, format!("{} cannot be loaded: {error}", path.display())).caused_by(error)
             })

@@ -80,16 +80,20 @@ impl Runtime {
 
     /// Returns the TensorFlow of the Python package in `folder` (`site-packages/tensorflow`,
     /// `site-packages/tensorflow_core` of 1.15). Loads it without Python, unless the process has loaded it. 1.x and 2.x
-    /// may be in one process: neither adds its symbols to the global scope. The folder is trusted like a program:
-    /// loading its libraries runs their code.
+    /// may be in one process: neither adds its symbols to the global scope.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Missing`] if the folder holds no TensorFlow or it cannot be loaded, [`ErrorKind::Version`] if it is
     /// not supported, and [`ErrorKind::Argument`] if the process has loaded another one of the same series.
-    pub fn open(folder: &Path) -> Result<&'static Self> {
+    ///
+    /// # Safety
+    ///
+    /// What has the names of TensorFlow's libraries in the folder is TensorFlow.
+    pub unsafe fn open(folder: &Path) -> Result<&'static Self> {
         let (series, folder) = library::find(folder)?;
-        Self::open_found(series, folder)
+        // SAFETY: the caller's obligation.
+        unsafe { Self::open_found(series, folder) }
     }
 
     /// Returns the TensorFlow in `folder` as [`open`](Self::open) does, which must be of this series.
@@ -97,7 +101,11 @@ impl Runtime {
     /// # Errors
     ///
     /// As for [`open`](Self::open), and [`ErrorKind::Version`] for a folder of the other series.
-    pub fn open_as(series: Series, folder: &Path) -> Result<&'static Self> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`open`](Self::open).
+    pub unsafe fn open_as(series: Series, folder: &Path) -> Result<&'static Self> {
         let (found, folder) = library::find(folder)?;
         if found != series {
             let (folder, supported) = (folder.display(), series.supported());
@@ -107,10 +115,14 @@ impl Runtime {
             );
             return Err(Error::new(ErrorKind::Version, text));
         }
-        Self::open_found(series, folder)
+        // SAFETY: the caller's obligation.
+        unsafe { Self::open_found(series, folder) }
     }
 
-    fn open_found(series: Series, folder: PathBuf) -> Result<&'static Self> {
+    /// # Safety
+    ///
+    /// As for [`open`](Self::open).
+    unsafe fn open_found(series: Series, folder: PathBuf) -> Result<&'static Self> {
         let other = |used: &Path| {
             let used = used.display();
             let text =
@@ -120,7 +132,8 @@ impl Runtime {
         let runtime = Self::get_or(series, || match Libraries::folder_loaded(series) {
             Some(loaded) if loaded == folder => Libraries::loaded(series, &folder),
             Some(loaded) => Err(other(&loaded)),
-            None => Libraries::load(series, &folder),
+            // SAFETY: the caller's obligation.
+            None => unsafe { Libraries::load(series, &folder) },
         })?;
         if runtime.folder() == folder { Ok(runtime) } else { Err(other(runtime.folder())) }
     }

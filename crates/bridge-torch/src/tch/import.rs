@@ -3,7 +3,7 @@
 use super::libtorch::{Deleter, adopt, failed};
 use super::runtime::Runtime;
 use ::tch::Tensor;
-use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Order, Result};
+use bridge_core::{COPY_ALIGNMENT, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Order, Result};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
@@ -100,7 +100,7 @@ impl Memory<'_> {
 /// Returns a tensor of this dtype without elements.
 pub(crate) fn none_of(runtime: &Runtime, dtype: DType) -> Result<Tensor> {
     // For a null address libtorch would allocate the tensor, and warn that some dtypes are experimental.
-    let data = ptr::dangling::<u128>().addr();
+    let data = COPY_ALIGNMENT;
     let memory = Memory { data, dtype, device: Device::CPU, shape: &[0], strides: &[1] };
     // SAFETY: there are no elements.
     unsafe { memory.wrap(runtime, None, ptr::null_mut()) }
