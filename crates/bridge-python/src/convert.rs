@@ -3,7 +3,6 @@
 use crate::cross;
 use crate::errors::into_python;
 use crate::frameworks::{Framework, named};
-use crate::immutable::Exposed;
 use crate::options::takes_keywords;
 
 takes_keywords! {
@@ -246,6 +245,6 @@ takes_keywords! {
     /// As ``convert``, for the package itself: without a warning of immutable memory.
     fn convert_inside(x, target; keywords) {
         let target = named(target).map_err(|error| into_python(x.py(), error))?;
-        cross::convert_inside(x, target, keywords, &Exposed::default())
+        cross::convert_inside(x, target, keywords)
     }
 }

@@ -29,21 +29,30 @@ use std::cell::RefCell;
 #[inline(always)]
 pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) -> PyResult<PyTensor<'py>> {
     let exposed = Exposed::default();
-    let crossed = convert_inside(x, to, keywords, &exposed)?;
+    let crossed = cross(x, to, keywords, Some(&exposed))?;
     exposed.warn(x.py())?;
     Ok(crossed)
 }
 
-/// Converts a tensor, or each tensor of a tree.
+/// Converts a tensor, or each tensor of a tree, for the package: without a warning, and without a watch for writes.
 pub(crate) fn convert_inside<'py>(
     x: &PyTensor<'py>,
     to: Framework,
     keywords: Keywords<'_, 'py>,
-    exposed: &Exposed,
+) -> PyResult<PyTensor<'py>> {
+    cross(x, to, keywords, None)
+}
+
+fn cross<'py>(
+    x: &PyTensor<'py>,
+    to: Framework,
+    keywords: Keywords<'_, 'py>,
+    exposed: Option<&Exposed>,
 ) -> PyResult<PyTensor<'py>> {
     let py = x.py();
     let cross = |call: Option<&Call>| {
         let (to, options, is_through_host) = (to.open(py)?, keywords.read()?, keywords.through_host()?);
+        let options = options.with_watch(exposed.is_some());
         match Tree::of(x)? {
             None => {
                 let from = source(x)?;
@@ -52,7 +61,7 @@ pub(crate) fn convert_inside<'py>(
                     true => through_host(call, &from, &to, &x, &options)?,
                     false => transferred(call, &*from, &*to, &x, &options)?,
                 };
-                exposed.note(&*from, &*to, &done);
+                exposed.iter().for_each(|exposed| exposed.note(&*from, &*to, &done));
                 Ok(crossed)
             }
             Some(tree) => tree.map(x, |leaves| {
@@ -64,7 +73,7 @@ pub(crate) fn convert_inside<'py>(
                     let crossed = leaves.iter().zip(&tensors).enumerate().map(|(index, ((from, _), tensor))| {
                         let crossed = through_host(call, from, &to, tensor, &options);
                         let (crossed, done) = crossed.map_err(|error| Failed { index, error })?;
-                        exposed.note(&**from, &*to, &done);
+                        exposed.iter().for_each(|exposed| exposed.note(&**from, &*to, &done));
                         Ok(crossed)
                     });
                     return crossed.collect();
@@ -73,7 +82,9 @@ pub(crate) fn convert_inside<'py>(
                 let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
                     leaves.iter().zip(&tensors).map(|((from, _), tensor)| (&**from as _, tensor)).collect();
                 let crossed = transferred_all(call, &leaves, &*to, &options)?;
-                leaves.iter().zip(&crossed).for_each(|((from, _), (_, done))| exposed.note(*from, &*to, done));
+                if let Some(exposed) = exposed {
+                    leaves.iter().zip(&crossed).for_each(|((from, _), (_, done))| exposed.note(*from, &*to, done));
+                }
                 Ok(crossed.into_iter().map(|(tensor, _)| tensor).collect())
             }),
         }

@@ -206,6 +206,116 @@ tb.open(ticket, "torch")
     )
 
 
+#: What finds a write to the view ``t``: it exports the tensor ``it``.
+FINDS = """
+import os, tempfile
+folder = tempfile.mkdtemp()
+finds = {
+    "to_numpy": tb.to_numpy, "to_torch": tb.to_torch, "to_jax or to_tensorflow": lambda it: tb.convert(it, name),
+    "a tree": lambda it: tb.to_numpy([it]), "lend": tb.lend, "share": tb.share, "plan": lambda it: tb.plan(it, "numpy"),
+    "copy": lambda it: tb.copy(it, out=torch.zeros(it.shape)),
+    "copy=True": lambda it: tb.to_numpy(it, copy=True),
+    "copier": lambda it: tb.copier(it, out=torch.zeros(it.shape)),
+    "save": lambda it: tb.save(os.path.join(folder, "x.npy"), it),
+}
+def found(it):
+    for how, convert in finds.items():
+        try:
+            convert(it)
+        except tb.BridgeBufferError as error:
+            assert error.kind == "read_only" and "torch has written to memory" in str(error), error
+            assert ".clone()" in str(error) and "copy=True" in str(error), error
+        else:
+            raise AssertionError(how)
+def fine(it):
+    for convert in finds.values():
+        convert(it)
+"""
+
+
+@pytest.mark.parametrize("keywords", ["", ", read_only=True"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        "t += 1",
+        "t[1:].fill_(9)",
+        "t.detach().zero_()",
+        "t.view(4, 4)[0] = 5",
+        "torch.add(t, 1, out=t)",
+        "p = torch.nn.Parameter(t); p.grad = torch.ones(16); torch.optim.SGD([p], lr=1.0).step()",
+    ],
+)
+def test_a_write_of_torch_is_found(source: Any, write: str, keywords: str) -> None:
+    source(
+        f"""
+t = tb.to_torch(x{keywords})
+{FINDS}
+fine(t), fine(t[2:])
+{write}
+found(t), found(t[2:]), found(t.detach())
+# What was made before it is as it was, and memory of its own is not concerned.
+fine(t.clone()), fine(tb.to_torch(make(){keywords}))
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("write", "why"),
+    [
+        ("t.data += 1", "a counter of its own"),
+        ("t.numpy()[0] = 1", "NumPy counts nothing"),
+        ("tb.to_torch(t.numpy()).add_(1)", "another tensor over the memory"),
+        ("t.unsqueeze_(0).squeeze_(0), t.unsqueeze_(0)", "another shape is no write"),
+        ("tb.copy(torch.ones(16), out=t)", "the caller has named the target"),
+        ("tb.copy([torch.ones(16)], out=[t])", "the caller has named the target"),
+        ("tb.copier(torch.ones(16), out=t)()", "the caller has named the target"),
+        ("t = tb.to_torch(x, copy=True); t += 1", "a copy"),
+        (
+            "y = torch.ones(16); y += 1; a = tb.convert(y, name); t = tb.to_torch(a); fine(y)",
+            "the source was written to",
+        ),
+    ],
+)
+def test_what_is_no_write_to_the_view_is_not_found(source: Any, write: str, why: str) -> None:
+    source(f"t = tb.to_torch(x)\n{FINDS}\n{write}\nfine(t)\n")
+
+
+def test_a_view_is_watched_as_long_as_its_memory_lives(source: Any) -> None:
+    source(
+        f"""
+{FINDS}
+for _ in range(50):
+    t = tb.to_torch(x)
+    kept = t[3:]
+    t += 1
+    del t
+    found(kept)
+    del kept
+    others = [torch.zeros(16).add_(1) for _ in range(50)]
+    for other in others:
+        tb.to_numpy(other)
+"""
+    )
+
+
+def test_a_variable_that_pytorch_trains_is_written_to_on_purpose(source: Any) -> None:
+    source(
+        """
+if name == "tensorflow":
+    variable = tf.Variable(tf.ones(16))
+    module = tb.autograd.torch_function(lambda y: y * variable, variables=[variable])
+    t = torch.ones(16, requires_grad=True)
+    (parameter,) = module.parameters()
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for _ in range(3):
+        module(t).sum().backward()
+        optimizer.step()
+        tb.to_numpy(parameter.detach())
+    assert (tb.to_numpy(parameter.detach()) == variable.numpy()).all()
+"""
+    )
+
+
 #: The modules whose functions convert for the user, who is warned.
 FOR_THE_USER = {"__init__.py", "pairs.py", "_calls.py", "_onnxruntime.py"}
 WARNS = re.compile(r"^(convert|to_\w+|lend|lend_together)$")
