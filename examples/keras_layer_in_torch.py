@@ -70,7 +70,7 @@ def main() -> None:
         losses.append(nn.functional.mse_loss(model(x), y))
         losses[-1].backward()
         optimizer.step()  # writes the variables of the layer as well
-    kernel = tb.to_torch(layer.trainable_variables[0].value)
+    kernel = tb.to_torch(layer.trainable_variables[0].value, read_only=True)
     assert kernel.data_ptr() == model[1].variables[0].data_ptr() and losses[-1] < losses[0] / 4
     print(f"loss {losses[0]:.4f} before, {losses[-1]:.4f} after {options.steps} steps on {DEVICE}; kernel in place")
 

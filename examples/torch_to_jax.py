@@ -57,7 +57,7 @@ def main() -> None:
     weights = tb.to_torch(params, copy=True)
     for x, result in zip(inputs, results, strict=True):
         scores = (x.double() @ weights[0].double()).relu() @ weights[1].double()
-        found = scores.gather(1, tb.to_torch(result).long()[:, None])[:, 0]
+        found = scores.gather(1, tb.to_torch(result, read_only=True).long()[:, None])[:, 0]
         # The best score, or one that JAX's precision does not tell from it.
         assert torch.allclose(found.relu(), scores.relu().amax(1), rtol=1e-2, atol=0.5)
     print(f"{sum(map(len, inputs))} images of PyTorch classified by JAX on {DEVICE}, in place")

@@ -181,6 +181,8 @@ struct Facts {
     pending: Option<Pending>,
     device: Device,
     access: Access,
+    /// Whether the consumer should watch its view for writes.
+    is_watched: bool,
     layout: Layout,
 }
 
@@ -243,8 +245,8 @@ impl Lent {
         if dtype.itemsize() != Some(layout.itemsize()) {
             return Err(Error::new(ErrorKind::Layout, format!("the layout was not made for dtype {dtype}")));
         }
-        let facts =
-            Facts { dtype, pending: None, device: buffer.device().of_one_host(), access: buffer.access(), layout };
+        let (device, access) = (buffer.device().of_one_host(), buffer.access());
+        let facts = Facts { dtype, pending: None, device, access, is_watched: false, layout };
         Ok(Self(Box::new(Whole { facts, buffer })))
     }
 
@@ -361,6 +363,18 @@ impl Lent {
     pub(crate) fn promised(mut self) -> Self {
         self.0.facts_mut().access = Access::Immutable;
         self
+    }
+
+    /// Returns the same tensor for a consumer that should watch its view for writes.
+    #[cold]
+    pub(crate) fn watched(mut self) -> Self {
+        self.0.facts_mut().is_watched = true;
+        self
+    }
+
+    /// Returns the address of the box, if the consumer should watch its view.
+    pub(crate) fn watch(&self) -> Option<usize> {
+        self.0.facts().is_watched.then(|| ptr::from_ref(&*self.0).cast::<()>().addr())
     }
 
     /// Returns the same tensor as a copy that no other code has: its framework would not write to it, its views may.

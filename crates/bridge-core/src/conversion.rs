@@ -53,6 +53,8 @@ impl<'a, F, T> Conversion<'a, F, T> {
         let streams = lent.buffer().stream().is_some() && device.kind != DeviceKind::CPU;
         let reader = if streams { consumer.current_stream(device)? } else { None };
         let ordered = order_after(self.ordering, &lent, reader, self.batch)?;
+        let watch = self.options.watch && lent.buffer().access() == Access::Immutable;
+        let lent = if watch { lent.watched() } else { lent };
         let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
         let offer = Offer::new(Batch::join(self.batch, lease), self.profile);
         Ok((self.to.import(offer)?, ordered))

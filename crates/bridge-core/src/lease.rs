@@ -157,6 +157,12 @@ impl Lease {
         self.data()..self.data() + self.layout().nbytes()
     }
 
+    /// Returns a number of the lease, which no other lease has at the time, if the consumer should watch its view for
+    /// writes ([`Options::watch`](crate::Options::watch)).
+    pub fn watch(&self) -> Option<usize> {
+        self.lent().watch()
+    }
+
     fn give_back(&mut self) -> Returned {
         let Some(lent) = self.lent.take() else { return Returned::Now };
         let Some(Ordered { owner, reader, per_thread, unknown }) = self.ordered.take() else { return Returned::Now };

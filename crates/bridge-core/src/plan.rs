@@ -34,6 +34,9 @@ pub struct Options {
     /// Whether the caller promises not to write to the result. A target that does not keep read-only memory read-only
     /// then takes it in place.
     pub read_only: bool,
+    /// Whether a target that counts the writes to its tensors watches a result that must not be written to: it refuses to
+    /// export one that was. For what users convert: code that writes on purpose leaves it off.
+    pub watch: bool,
 }
 
 impl Options {
@@ -44,7 +47,7 @@ impl Options {
 
     /// Returns the request for no copy: the result shares the memory, or there is an error.
     pub const fn in_place() -> Self {
-        Self { copy: Some(false), device: None, order: None, permute: None, read_only: false }
+        Self { copy: Some(false), device: None, order: None, permute: None, read_only: false, watch: false }
     }
 
     /// Returns the request for a copy, in any case.
@@ -80,6 +83,12 @@ impl Options {
     #[must_use]
     pub fn with_read_only(self, read_only: bool) -> Self {
         Self { read_only, ..self }
+    }
+
+    /// Returns the same requests with another [`watch`](Self::watch).
+    #[must_use]
+    pub fn with_watch(self, watch: bool) -> Self {
+        Self { watch, ..self }
     }
 }
 

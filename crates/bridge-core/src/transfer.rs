@@ -2,7 +2,7 @@
 
 use crate::batch::Batch;
 use crate::conversion::Conversion;
-use crate::{Adapter, CopiedBy, Failed, Lent, Options, Ordering, Plan, Reason, Result, Stream};
+use crate::{Access, Adapter, CopiedBy, Failed, Lent, Options, Ordering, Plan, Reason, Result, Stream};
 use std::sync::Arc;
 
 /// What a transfer did.
@@ -17,12 +17,16 @@ pub struct Transfer {
     pub copied_by: Option<CopiedBy>,
     /// The owner's stream, and the stream that now waits for it, where they differ.
     pub ordered: Option<(Stream, Stream)>,
+    /// Whether the result shares memory that its framework never changes ([`Access::Immutable`]), and the caller has not
+    /// promised to write nothing ([`Options::read_only`]). A target that does not keep read-only memory read-only
+    /// ([`Profile::keeps_read_only`](crate::Profile)) lets its users write to it.
+    pub shares_immutable: bool,
 }
 
 impl Transfer {
     /// Returns what a transfer by this plan does, with streams that need no order.
     pub const fn planned(plan: Plan, bytes_copied: usize, copied_by: Option<CopiedBy>) -> Self {
-        Self { plan, bytes_copied, copied_by, ordered: None }
+        Self { plan, bytes_copied, copied_by, ordered: None, shares_immutable: false }
     }
 }
 
@@ -91,13 +95,14 @@ pub fn transfer_all<F, T>(
 /// Does what was planned for an exported tensor.
 fn finish<F, T>(conversion: &Conversion<'_, F, T>, (lent, plan): (Lent, Plan), tensor: &F) -> Result<(T, Transfer)> {
     if plan == Plan::ZeroCopy {
+        let shares_immutable = lent.buffer().access() == Access::Immutable && !conversion.options.read_only;
         let (result, ordered) = conversion.import(lent, false)?;
-        return Ok((result, Transfer { plan, bytes_copied: 0, copied_by: None, ordered }));
+        return Ok((result, Transfer { plan, bytes_copied: 0, copied_by: None, ordered, shares_immutable }));
     }
     let bytes_copied = lent.layout().nbytes();
     let (result, ordered, by) = match plan {
         Plan::Copy(Reason::Moved) => conversion.move_away(lent)?,
         _ => conversion.copy(lent, tensor)?,
     };
-    Ok((result, Transfer { plan, bytes_copied, copied_by: Some(by), ordered }))
+    Ok((result, Transfer { plan, bytes_copied, copied_by: Some(by), ordered, shares_immutable: false }))
 }

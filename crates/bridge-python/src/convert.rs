@@ -37,14 +37,20 @@ takes_keywords! {
     /// BridgeImportError
     ///     If the target is not installed.
     ///
+    /// Warns
+    /// -----
+    /// ImmutableWarning
+    ///     If the result may be written to, and shares memory that its framework never changes: once for each pair of
+    ///     frameworks, and not with ``read_only=True``.
+    ///
     /// Notes
     /// -----
     /// On a device, the target's current stream waits for the producer's, and the owner reuses the memory after the
     /// target's stream. The host waits only if elements are moved to it. A permutation, an order and a move take one
     /// copy together, made on the device of ``x``.
     ///
-    /// TensorFlow's tensors do not change, and constants are shared in the whole process: to write to the result, pass
-    /// ``copy=True``. An unversioned capsule does not say whether its memory may be written: NumPy takes it as
+    /// Tensors of TensorFlow and JAX do not change, and TensorFlow's constants are shared in the whole process: to write to
+    /// the result, pass ``copy=True``. An unversioned capsule does not say whether its memory may be written: NumPy takes it as
     /// read-only, the other targets as writable. A capsule on a CUDA device does not name the stream that its tensor is
     /// written on: order that work before the legacy default stream, or pass the tensor itself.
     ///
@@ -239,5 +245,11 @@ takes_keywords! {
     fn convert(x, target; keywords) {
         let target = named(target).map_err(|error| into_python(x.py(), error))?;
         cross::convert(x, target, keywords)
+    }
+
+    /// As ``convert``, for the package itself: without a warning of immutable memory.
+    fn convert_inside(x, target; keywords) {
+        let target = named(target).map_err(|error| into_python(x.py(), error))?;
+        cross::convert_inside(x, target, keywords)
     }
 }

@@ -9,6 +9,7 @@ mod seen;
 use crate::debug::Owned;
 use crate::errors::into_python;
 use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, source};
+use crate::immutable::Exposed;
 use crate::options::Keywords;
 use crate::ordering::ordering;
 use crate::progress;
@@ -23,19 +24,45 @@ use pyo3::prelude::*;
 use seen::Seen;
 use std::cell::RefCell;
 
-/// Converts a tensor, or each tensor of a tree.
+/// Converts a tensor, or each tensor of a tree, for a user: warns of results that let the user write to memory that its
+/// framework never changes.
+#[inline(always)]
 pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) -> PyResult<PyTensor<'py>> {
+    let exposed = Exposed::default();
+    let crossed = cross(x, to, keywords, Some(&exposed))?;
+    exposed.warn(x.py())?;
+    Ok(crossed)
+}
+
+/// Converts a tensor, or each tensor of a tree, for the package: without a warning, and without a watch for writes.
+pub(crate) fn convert_inside<'py>(
+    x: &PyTensor<'py>,
+    to: Framework,
+    keywords: Keywords<'_, 'py>,
+) -> PyResult<PyTensor<'py>> {
+    cross(x, to, keywords, None)
+}
+
+fn cross<'py>(
+    x: &PyTensor<'py>,
+    to: Framework,
+    keywords: Keywords<'_, 'py>,
+    exposed: Option<&Exposed>,
+) -> PyResult<PyTensor<'py>> {
     let py = x.py();
     let cross = |call: Option<&Call>| {
         let (to, options, is_through_host) = (to.open(py)?, keywords.read()?, keywords.through_host()?);
+        let options = options.with_watch(exposed.is_some());
         match Tree::of(x)? {
             None => {
                 let from = source(x)?;
                 let x = keywords.detached(x)?;
-                if is_through_host {
-                    return through_host(call, &from, &to, &x, &options);
-                }
-                transfer(call, &*from, &*to, &x, &options)
+                let (crossed, done) = match is_through_host {
+                    true => through_host(call, &from, &to, &x, &options)?,
+                    false => transferred(call, &*from, &*to, &x, &options)?,
+                };
+                exposed.iter().for_each(|exposed| exposed.note(&*from, &*to, &done));
+                Ok(crossed)
             }
             Some(tree) => tree.map(x, |leaves| {
                 let mut tensors = Vec::with_capacity(leaves.len());
@@ -44,14 +71,21 @@ pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<
                 }
                 if is_through_host {
                     let crossed = leaves.iter().zip(&tensors).enumerate().map(|(index, ((from, _), tensor))| {
-                        through_host(call, from, &to, tensor, &options).map_err(|error| Failed { index, error })
+                        let crossed = through_host(call, from, &to, tensor, &options);
+                        let (crossed, done) = crossed.map_err(|error| Failed { index, error })?;
+                        exposed.iter().for_each(|exposed| exposed.note(&**from, &*to, &done));
+                        Ok(crossed)
                     });
                     return crossed.collect();
                 }
                 progress::expect(|| to_move(leaves, options.device));
                 let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
                     leaves.iter().zip(&tensors).map(|((from, _), tensor)| (&**from as _, tensor)).collect();
-                transfer_all(call, &leaves, &*to, &options)
+                let crossed = transferred_all(call, &leaves, &*to, &options)?;
+                if let Some(exposed) = exposed {
+                    leaves.iter().zip(&crossed).for_each(|((from, _), (_, done))| exposed.note(*from, &*to, done));
+                }
+                Ok(crossed.into_iter().map(|(tensor, _)| tensor).collect())
             }),
         }
     };
@@ -89,10 +123,10 @@ fn through_host<'py>(
     to: &AnyAdapter<'py>,
     x: &PyTensor<'py>,
     options: &Options,
-) -> Result<PyTensor<'py>> {
+) -> Result<(PyTensor<'py>, Transfer)> {
     not_a_capsule(x)?;
     let Some(back) = from.locate(x)?.and_then(|(device, _)| back(device, options)) else {
-        return transfer(call, &**from, &**to, x, options);
+        return transferred(call, &**from, &**to, x, options);
     };
     // A framework with memory on the host: NumPy lacks small floats.
     let numpy;
@@ -106,7 +140,7 @@ fn through_host<'py>(
     let down = options.with_device(Device::CPU);
     let on_host = transfer(call, &**from, &**there, x, &down)?;
     let up = Options::default().with_device(back).with_order(options.order);
-    transfer(call, &**there, &**to, &on_host, &up)
+    transferred(call, &**there, &**to, &on_host, &up)
 }
 
 /// As [`bridge_core::transfer`], by the ordering of the process.
@@ -118,11 +152,22 @@ pub(crate) fn transfer<F: Owned, T>(
     tensor: &F,
     options: &Options,
 ) -> Result<T> {
-    let crossed = match call {
+    Ok(transferred(call, from, to, tensor, options)?.0)
+}
+
+/// As [`transfer`]. Returns what was done, too.
+#[inline(always)]
+pub(crate) fn transferred<F: Owned, T>(
+    call: Option<&Call>,
+    from: &dyn Adapter<Tensor = F>,
+    to: &dyn Adapter<Tensor = T>,
+    tensor: &F,
+    options: &Options,
+) -> Result<(T, Transfer)> {
+    match call {
         None if !may_be_gone::<F>() => bridge_core::transfer(from, to, tensor, ordering(), options),
         call => transfer_seen(call, from, to, tensor, options),
-    };
-    Ok(crossed?.0)
+    }
 }
 
 /// Returns whether tensors of a source may lie in memory of another process that is gone.
@@ -154,9 +199,19 @@ pub(crate) fn transfer_all<F: Owned, T>(
     to: &dyn Adapter<Tensor = T>,
     options: &Options,
 ) -> Result<Vec<T>, Failed> {
+    Ok(transferred_all(call, tensors, to, options)?.into_iter().map(|(tensor, _)| tensor).collect())
+}
+
+/// As [`transfer_all`]. Returns what was done, too.
+fn transferred_all<F: Owned, T>(
+    call: Option<&Call>,
+    tensors: &[(&dyn Adapter<Tensor = F>, &F)],
+    to: &dyn Adapter<Tensor = T>,
+    options: &Options,
+) -> Result<Vec<(T, Transfer)>, Failed> {
     let cross = |tensors: &[_]| bridge_core::transfer_all(tensors, to, ordering(), options);
     if call.is_none() && !may_be_gone::<F>() {
-        return Ok(cross(tensors)?.into_iter().map(|(tensor, _)| tensor).collect());
+        return cross(tensors);
     }
     let leases = RefCell::default();
     let seen = see(call, tensors, Some(&to.profile().name), &leases);
@@ -165,7 +220,7 @@ pub(crate) fn transfer_all<F: Owned, T>(
     match crossed {
         Ok(crossed) => {
             seen.iter().zip(&crossed).for_each(|(seen, (_, done))| seen.note(Outcome::of(Ok(done))));
-            Ok(crossed.into_iter().map(|(tensor, _)| tensor).collect())
+            Ok(crossed)
         }
         Err(failed) => {
             seen[failed.index].note(Outcome::Failed(failed.error.kind()));

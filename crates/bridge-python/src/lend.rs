@@ -1,8 +1,9 @@
 //! `truebridge.lend`: tensors for libraries that are known by a protocol alone.
 
-use crate::cross::transfer;
+use crate::cross::transferred;
 use crate::errors::into_python;
 use crate::frameworks::source;
+use crate::immutable::Exposed;
 use crate::options::Keywords;
 use crate::ordering::ordering;
 use crate::streams;
@@ -37,7 +38,8 @@ use pyo3::types::PyCapsule;
 ///     As for ``to_torch``.
 /// read_only : bool, optional
 ///     Whether you promise that consumers do not write. Then read-only memory also goes to consumers of unversioned
-///     capsules, which do not learn that it is read-only.
+///     capsules, which do not learn that it is read-only, and there is no warning of memory that its framework never
+///     changes.
 ///
 /// Returns
 /// -------
@@ -49,6 +51,11 @@ use pyo3::types::PyCapsule;
 /// BridgeError
 ///     As for ``to_torch``. ``kind`` is ``"device"`` for a stream of another device, and ``"argument"`` without a stream
 ///     where the driver, before CUDA 12.5, cannot tell when a device has done its work.
+///
+/// Warns
+/// -----
+/// ImmutableWarning
+///     If the memory is of a framework that never changes it: once for each framework.
 ///
 /// Notes
 /// -----
@@ -86,14 +93,17 @@ pub(crate) fn lend<'py>(
     #[pyo3(from_py_with = crate::options::read_only)] read_only: bool,
 ) -> PyResult<PyTensor<'py>> {
     let keywords = Keywords { copy, device, order, permute, detach, read_only, ..Keywords::default() };
+    let exposed = Exposed::default();
     let lend = |call: Option<&Call>| {
         let named = stream.map(named).transpose()?;
         match Tree::of(x)? {
-            None => lend_one(call, &(source(x)?, x.clone()), named, keywords),
-            Some(tree) => tree.map(x, |leaves| lend_each(call, leaves, named.as_ref(), keywords)),
+            None => lend_one(call, &(source(x)?, x.clone()), named, keywords, &exposed),
+            Some(tree) => tree.map(x, |leaves| lend_each(call, leaves, named.as_ref(), keywords, &exposed)),
         }
     };
-    trace::call("lend", "dlpack", lend).map_err(|error| into_python(x.py(), error))
+    let lent = trace::call("lend", "dlpack", lend).map_err(|error| into_python(x.py(), error))?;
+    exposed.warn(x.py())?;
+    Ok(lent)
 }
 
 /// What [`lend_together`] returns.
@@ -110,6 +120,7 @@ pub(crate) fn lend_together<'py>(
     #[pyo3(from_py_with = crate::options::read_only)] read_only: bool,
 ) -> PyResult<Together<'py>> {
     let keywords = Keywords { read_only, ..Keywords::default() };
+    let exposed = Exposed::default();
     let lend = |call: Option<&Call>| {
         let Some(tree) = Tree::of_arguments(arguments)? else { return Ok((arguments.clone(), Vec::new(), None)) };
         let (mut loans, mut place) = (Vec::new(), None);
@@ -120,12 +131,14 @@ pub(crate) fn lend_together<'py>(
                 None => first.as_ref().map(|(_, current)| current.clone()),
             };
             place = first.and_then(|(device, _)| Some((device.index, named.as_ref()?.stream.handle())));
-            loans = lend_each(call, leaves, named.as_ref(), keywords)?;
+            loans = lend_each(call, leaves, named.as_ref(), keywords, &exposed)?;
             Ok(loans.clone())
         })?;
         Ok((lent, loans, place))
     };
-    trace::call("lend", "dlpack", lend).map_err(|error| into_python(arguments.py(), error))
+    let lent = trace::call("lend", "dlpack", lend).map_err(|error| into_python(arguments.py(), error))?;
+    exposed.warn(arguments.py())?;
+    Ok(lent)
 }
 
 /// Reads the stream that the caller names.
@@ -157,9 +170,12 @@ fn lend_each<'py>(
     leaves: &[Leaf<'py>],
     named: Option<&Named>,
     keywords: Keywords<'_, 'py>,
+    exposed: &Exposed,
 ) -> Result<Vec<PyTensor<'py>>, Failed> {
     call.iter().for_each(|call| call.expect(leaves.len()));
-    let lend = |(index, leaf)| lend_one(call, leaf, named.cloned(), keywords).map_err(|error| Failed { index, error });
+    let lend = |(index, leaf)| {
+        lend_one(call, leaf, named.cloned(), keywords, exposed).map_err(|error| Failed { index, error })
+    };
     leaves.iter().enumerate().map(lend).collect()
 }
 
@@ -168,9 +184,12 @@ fn lend_one<'py>(
     (from, x): &Leaf<'py>,
     named: Option<Named>,
     keywords: Keywords<'_, 'py>,
+    exposed: &Exposed,
 ) -> Result<PyTensor<'py>> {
     let options = keywords.read()?;
     let x = keywords.detached(x)?;
     let to = Lending::new(&x, from.consumer(), named, ordering(), &options);
-    transfer(call, &**from, &to, &x, &options)
+    let (loan, done) = transferred(call, &**from, &to, &x, &options)?;
+    exposed.note_loan(&**from, &done);
+    Ok(loan)
 }

@@ -12,6 +12,7 @@ mod errors;
 mod frameworks;
 mod holders;
 mod html;
+mod immutable;
 mod jax;
 mod lend;
 mod names;

@@ -108,7 +108,7 @@ for bad in (3, "x", [1], np.array(["a"]), torch.eye(2).to_sparse()):
 TENSORFLOW = """
 constant = tf.ones((2, 3))
 for x in (constant, tf.Variable(constant)):
-    tb.to_torch(x), tb.to_numpy(x), tb.to_tensorflow(x), tb.plan(x, "torch")
+    tb.to_torch(x, read_only=True), tb.to_numpy(x), tb.to_tensorflow(x), tb.plan(x, "torch")
 tb.to_tensorflow(array), tb.to_tensorflow(tensor, copy=True), tb.profile("tensorflow")
 square = autograd.torch_function(tf.square)
 x = torch.ones(3, requires_grad=True)

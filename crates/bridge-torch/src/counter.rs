@@ -1,7 +1,10 @@
 //! Version counters, by which autograd notices that a tensor which it has saved was written to.
 
 use crate::library::{AtTensor, function};
+use crate::raised;
+use bridge_core::Result;
 use bridge_pyo3::PyTensor;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::IntoPyDict;
 
@@ -66,4 +69,11 @@ impl Counters {
             has_counter
         }
     }
+}
+
+/// Returns the tensor whose version counter a tensor shares: views share that of their base.
+pub(crate) fn counted_by<'py>(tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+    let py = tensor.py();
+    let base = tensor.getattr(intern!(py, "_base")).map_err(|error| raised(py, error))?;
+    Ok(if base.is_none() { tensor.clone() } else { base })
 }

@@ -5,6 +5,7 @@ use crate::raised;
 use crate::refusal::{NO_REAL_TENSORS, of_subclass, refusal, without_memory};
 use crate::runtime::Runtime;
 use crate::settled::settled;
+use crate::watched;
 use bridge_core::dlpack::{Origin, Release, lend_borrowed};
 use bridge_core::planted::is_planted;
 use bridge_core::{
@@ -23,6 +24,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
         return Err(not_a_tensor("torch", tensor));
     }
     plain(runtime, tensor)?;
+    watched::check(runtime, tensor)?;
     let lent = match &runtime.native {
         Some(native) => lend_natively(runtime, native, tensor),
         None => lend_by_attributes(runtime, tensor),
@@ -221,13 +223,6 @@ pub(crate) fn storage(tensor: &PyTensor<'_>) -> Result<usize> {
     let py = tensor.py();
     let look_up = || call(&call(tensor, intern!(py, "untyped_storage"), &[])?, intern!(py, "data_ptr"), &[])?.extract();
     look_up().map_err(|error| raised(py, error))
-}
-
-/// Returns the tensor whose version counter a tensor shares: views share that of their base.
-pub(crate) fn counted_by<'py>(tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-    let py = tensor.py();
-    let base = tensor.getattr(intern!(py, "_base")).map_err(|error| raised(py, error))?;
-    Ok(if base.is_none() { tensor.clone() } else { base })
 }
 
 /// Increments the version counter of a tensor, or of each in a list. By it autograd notices that a tensor that it has

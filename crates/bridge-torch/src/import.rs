@@ -2,6 +2,7 @@
 
 use crate::raised;
 use crate::runtime::Runtime;
+use crate::watched;
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Order, Result, dlpack};
 use bridge_pyo3::{PyTensor, drop_with_gil};
 use pyo3::intern;
@@ -12,12 +13,21 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     if lease.device().kind == DeviceKind::CUDA {
         runtime.start_cuda(py)?;
     }
+    // The deleter of a tensor without elements may have been called when it is watched.
+    let watch = lease.watch().filter(|_| lease.device() == Device::CPU && lease.layout().numel() > 0);
+    let watch = watch.map(|number| (number, lease.layout().clone()));
     let (managed, handover) = match lease.device().kind {
         DeviceKind::CUDA => dlpack::wrap_with(lease, drop_with_gil),
+        _ if watch.is_some() => dlpack::wrap_with(lease, watched::release),
         _ => dlpack::wrap(lease),
     };
     match runtime.consumer.exchange.import(py, managed) {
-        Ok(tensor) => Ok(tensor),
+        Ok(tensor) => {
+            if let Some((number, layout)) = watch {
+                watched::enter(runtime, &tensor, number, layout)?;
+            }
+            Ok(tensor)
+        }
         Err(error) => {
             // PyTorch does not say whether it took ownership before it failed.
             // SAFETY: it has made no tensor of the memory.

@@ -59,6 +59,8 @@ mod runtime;
 mod settled;
 #[cfg(feature = "tch")]
 mod tch;
+#[cfg(feature = "python")]
+mod watched;
 
 #[cfg(feature = "tch")]
 pub use crate::tch::Tch;

@@ -1,7 +1,7 @@
 //! PyTorch as a module of Python.
 
 use crate::runtime::Runtime;
-use crate::{borrow, export, import, raised};
+use crate::{borrow, counter, export, import, raised, watched};
 use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
 use pyo3::prelude::*;
@@ -65,6 +65,9 @@ impl<'py> Adapter for Torch<'py> {
     }
 
     fn overwritten_all(&self, tensors: &[&PyTensor<'py>]) -> Result<(), Failed> {
+        for (index, tensor) in tensors.iter().enumerate() {
+            watched::excuse(self.runtime, tensor).map_err(|error| Failed { index, error })?;
+        }
         let is_counted = |tensor: &PyTensor<'py>| {
             let native = self.runtime.native.as_ref().filter(|_| self.runtime.is_tensor(tensor));
             native.is_some_and(|native| native.count(tensor))
@@ -119,6 +122,6 @@ impl<'py> PyAdapter<'py> for Torch<'py> {
     }
 
     fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
-        export::counted_by(tensor).map(Some)
+        counter::counted_by(tensor).map(Some)
     }
 }

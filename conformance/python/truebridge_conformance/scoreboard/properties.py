@@ -105,10 +105,14 @@ COPY_FALSE = """
 
 READ_ONLY = """
   x = $special
-! y = $take
+  with warnings.catch_warnings(record=True) as caught:
+      warnings.simplefilter("always")
+!     y = $take
+  words = [str(one.message) for one in caught if re.search("writ|read.?only|immutable", str(one.message))]
 ! $fill_y
 ? $settle_y
-? print("wrong: the memory was written to" if 9 in $list_x else "right: a copy was written to")
+? seen = f"right: a warning came first: {words[0]}" if words else "wrong: the memory was written to"
+? print(seen if 9 in $list_x else "right: a copy was written to")
 """
 
 LIFETIME = """
@@ -361,9 +365,10 @@ PROPERTIES = (
     ),
     Property(
         name="read-only",
-        doc="read-only memory is not written to",
+        doc="a view of read-only memory that can be written to is refused or warned of",
         template=READ_ONLY,
         sentence=sentences.READ_ONLY,
+        imports=("import re", "import warnings"),
         special="read-only",
         refusal=ANY,
         needs=(WRITTEN,),

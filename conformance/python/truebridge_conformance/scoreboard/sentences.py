@@ -53,7 +53,9 @@ NEVER_COPY = Sentence(
 READ_ONLY = Sentence(
     f"{EXPECTATION}. DLPack has a flag “to indicate that the tensor is read only”, and the array API leaves it to the "
     "user: “A consumer that does not support read-only arrays should ignore this flag (this is preferred over raising "
-    "an exception; the user is then responsible for ensuring the memory isn't modified).”",
+    "an exception; the user is then responsible for ensuring the memory isn't modified).” A warning is enough, as "
+    "torch.from_numpy makes of an array that is not writable. It says that the memory is read-only or immutable, or "
+    "speaks of writing.",
     *DLPACK_METHOD,
 )
 BOTH = Sentence("Both x and y may continue to be used just like arrays created in other ways.", *SPECIFICATION)

@@ -177,6 +177,25 @@ fn a_promise_to_write_nothing_takes_protected_memory_across() {
 }
 
 #[test]
+fn a_transfer_says_that_it_shares_immutable_memory_and_a_watch_is_on_request() {
+    let setup = Setup::new();
+    let seen = |access, options: Options| {
+        let paper = Item::Own(Paper { access, ..setup.paper() });
+        let (item, done) = transfer(&setup.from, &setup.to, &paper, &setup.ordering, &options).unwrap();
+        let is_watched = matches!(&item, Item::Leased(lease) if lease.watch().is_some());
+        (done.shares_immutable, is_watched)
+    };
+    let (in_place, watched) = (Options::in_place(), Options::in_place().with_watch(true));
+    assert_eq!(seen(Access::Immutable, in_place), (true, false));
+    assert_eq!(seen(Access::Immutable, watched), (true, true));
+    assert_eq!(seen(Access::ReadWrite, watched), (false, false));
+    // A promise answers the first question, and can be broken.
+    assert_eq!(seen(Access::Immutable, in_place.with_read_only(true)), (false, false));
+    assert_eq!(seen(Access::ReadOnly, watched.with_read_only(true)), (false, true));
+    assert_eq!(seen(Access::Immutable, watched.with_copy(true)), (false, false));
+}
+
+#[test]
 fn a_lease_says_what_it_is_of_and_its_views_end_with_its_bytes() {
     let mut setup = Setup::new();
     setup.to.profile.keeps_read_only = true;

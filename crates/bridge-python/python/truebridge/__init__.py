@@ -59,6 +59,7 @@ from .errors import (
     BridgeTypeError,
     BridgeValueError,
     BridgeWarning,
+    ImmutableWarning,
 )
 from .errors import of_kind as _of_kind
 
@@ -78,6 +79,7 @@ __all__ = [
     "BridgeValueError",
     "BridgeWarning",
     "Copier",
+    "ImmutableWarning",
     "Loan",
     "Plan",
     "Target",

@@ -33,6 +33,6 @@ def record_in(tensor: Any) -> Any:
 
 def _place(tensor: Any) -> tuple[str, int]:
     """Return the name of the interface that describes the memory of a tensor, and its address."""
-    loan = _core.lend(tensor)
+    loan = _core.lend(tensor, read_only=True)
     name = "__cuda_array_interface__" if loan.__dlpack_device__()[0] == _CUDA else "__array_interface__"
     return name, getattr(loan, name)["data"][0]

@@ -45,7 +45,9 @@ def function_of(function: Callable[..., Any], run: Run, own: Any, name: str) -> 
 
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        leaves = [_core.to_jax(x, copy=True) if isinstance(x, np.ndarray | np.generic) else x for x in leaves]
+        leaves = [
+            _core.convert_inside(x, "jax", copy=True) if isinstance(x, np.ndarray | np.generic) else x for x in leaves
+        ]
         at = tensors_at(leaves, jax.Array, own, "JAX", "truebridge.to_jax")
         form: Any = None
 
@@ -140,13 +142,15 @@ _NOTHING: Any = np.zeros(2, np.uint32)
 def _holding(record: Recorded, beside: list[Any]) -> Any:
     """Return an array that holds a record, on the device of an array."""
     device = next((x.device for x in beside if x is not None), None)
-    return _core.to_jax(Held(record, jax.numpy.zeros(2, jax.numpy.uint32, device=device), "<u4"), copy=False)
+    return _core.convert_inside(
+        Held(record, jax.numpy.zeros(2, jax.numpy.uint32, device=device), "<u4"), "jax", copy=False
+    )
 
 
 def _copied(tensors: Sequence[Any]) -> list[Any]:
     """Return tensors of another framework, or ``None``, as arrays in memory that nothing else has."""
     at = [i for i, x in enumerate(tensors) if x is not None]
-    return filled(list(tensors), at, _core.to_jax([tensors[i] for i in at], copy=True, detach=True))
+    return filled(list(tensors), at, _core.convert_inside([tensors[i] for i in at], "jax", copy=True, detach=True))
 
 
 def _concrete(inputs: Sequence[Any], name: str) -> list[Any]:

@@ -216,7 +216,7 @@ def operation(inputs: Sequence[Any], specs: Sequence[Any], step: Callable[..., A
 
     def run(*inputs: Any) -> list[Any]:
         tensors, record, room = step(*inputs)
-        return [*tensors, _core.to_tensorflow(Held(record, room(inputs[-1]), "<i8"), copy=False)]
+        return [*tensors, _core.convert_inside(Held(record, room(inputs[-1]), "<i8"), "tensorflow", copy=False)]
 
     # A tape looks for the gradient of an operation by its type, and for that of a function in its graph.
     @tf.function(autograph=False)  # type: ignore[untyped-decorator, unused-ignore]
@@ -275,4 +275,4 @@ def differentiable(tensor: Any) -> bool:
 def copied(values: Sequence[Any]) -> list[Any]:
     """Return tensors of another framework, or ``None``, as eager tensors in memory that nothing else has."""
     at = [i for i, value in enumerate(values) if value is not None]
-    return filled(list(values), at, _core.to_tensorflow([values[i] for i in at], copy=True, detach=True))
+    return filled(list(values), at, _core.convert_inside([values[i] for i in at], "tensorflow", copy=True, detach=True))

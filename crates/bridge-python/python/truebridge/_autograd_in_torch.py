@@ -104,7 +104,7 @@ def _counter(tensor: Any) -> Any:
 
 def copied(tensors: list[Any]) -> list[Any]:
     """Return tensors of another framework in memory that PyTorch alone has."""
-    views: list[Any] = _core.to_torch(tensors, copy=True)
+    views: list[Any] = _core.convert_inside(tensors, "torch", copy=True)
     return views
 
 

@@ -79,12 +79,12 @@ class Recorded:
     @staticmethod
     def room(beside: Any) -> Any:
         """Return eight bytes of fresh memory on the device of a tensor."""
-        return jax.numpy.zeros(8, jax.numpy.uint8, device=_core.to_jax(beside).device)
+        return jax.numpy.zeros(8, jax.numpy.uint8, device=_core.convert_inside(beside, "jax").device)
 
 
 def _crossed(tensors: Sequence[Any]) -> list[Any]:
     """Return eager tensors as arrays on one device. TensorFlow keeps integers on the host."""
-    arrays = _core.to_jax(list(tensors))
+    arrays = _core.convert_inside(list(tensors), "jax")
     devices = {x.device for x in arrays if differentiable(x)}
     if len(devices) > 1:
         raise of_kind(

@@ -95,9 +95,9 @@ def _parameter(leaf: Any) -> Any:
     if not differentiable(leaf):
         text = f"an array in variables= is {leaf.dtype} and has no gradient: let the function hold it"
         raise of_kind("dtype", text)
-    return torch.nn.Parameter(_core.to_torch(leaf, copy=True))
+    return torch.nn.Parameter(_core.convert_inside(leaf, "torch", copy=True))
 
 
 def _crossed(tensors: list[Any]) -> list[Any]:
-    arrays: list[Any] = _core.to_jax(tensors, detach=True)
+    arrays: list[Any] = _core.convert_inside(tensors, "jax", detach=True)
     return arrays

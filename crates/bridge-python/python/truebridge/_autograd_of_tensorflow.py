@@ -48,7 +48,7 @@ class Recorded(NamedTuple):
 
 def crossed(tensors: Sequence[Any]) -> list[Any]:
     """Return tensors of another framework as eager tensors."""
-    views = _core.to_tensorflow(list(tensors), detach=True)
+    views = _core.convert_inside(list(tensors), "tensorflow", detach=True)
     # Each is an object of its own, so that a tensor that is passed twice has a gradient for each time.
     first = {id(view): i for i, view in reversed(list(enumerate(views)))}
     return [view if first[id(view)] == i else tf.identity(view) for i, view in enumerate(views)]

@@ -82,7 +82,7 @@ class Recorded:
     @staticmethod
     def room(beside: Any) -> Any:
         """Return eight bytes of fresh memory on the device of a tensor."""
-        return torch.zeros(8, dtype=torch.uint8, device=_core.to_torch(beside).device)
+        return torch.zeros(8, dtype=torch.uint8, device=_core.convert_inside(beside, "torch").device)
 
     def _depending(self, given: Sequence[int]) -> list[int]:
         """Return which of the outer tensors ``given`` depend on an input."""
@@ -143,7 +143,7 @@ def crossed(tensors: Sequence[Any]) -> list[Any]:
 def plain(tensors: Sequence[Any]) -> list[Any]:
     """Return tensors of another framework in PyTorch."""
     # Each is an object of its own, so that a tensor that is passed twice has a gradient for each time.
-    return [view.detach() for view in _core.to_torch(list(tensors))]
+    return [view.detach() for view in _core.convert_inside(list(tensors), "torch")]
 
 
 def check_arguments(views: Sequence[Any], name: str) -> None:

@@ -219,7 +219,7 @@ def _parameter(source: Any) -> Any:
         _in_place(parameter)
         return parameter
     _watch_steps()
-    parameter = torch.nn.Parameter(_core.to_torch(source))
+    parameter = torch.nn.Parameter(_core.convert_inside(source, "torch"))
     parameter._truebridge = _Place(source)
     _PARAMETERS[source.ref()] = parameter
     _unshare(parameter)
@@ -244,7 +244,7 @@ def _alone(move: Callable[[Any], None]) -> Callable[[Any], None]:
 def _in_place(parameter: Any) -> None:
     """Put a parameter over the memory that its variable has now."""
     place = parameter._truebridge
-    source, view = place.source, _core.to_torch(place.source)
+    source, view = place.source, _core.convert_inside(place.source, "torch")
     if parameter.data_ptr() == view.data_ptr():
         return
     if parameter.device != view.device or parameter.dtype != view.dtype:
@@ -284,8 +284,8 @@ def _unshare(parameter: Any) -> None:
         place.rows = None
     finally:
         if place.rows is None:
-            place.source.assign(_core.to_tensorflow(place.source, copy=True))
-        parameter.data = _core.to_torch(place.source)
+            place.source.assign(_core.convert_inside(place.source, "tensorflow", copy=True))
+        parameter.data = _core.convert_inside(place.source, "torch")
         place.address = parameter.data_ptr()
 
 
@@ -337,4 +337,4 @@ def _unshare_stepped(optimizer: Any) -> None:
 def _order(parameters: Iterable[Any]) -> None:
     """Let what TensorFlow reads from now on wait for what PyTorch has still to write, once for each device."""
     for parameter in {parameter.device: parameter for parameter in parameters if parameter.is_cuda}.values():
-        _core.to_tensorflow(parameter.detach())
+        _core.convert_inside(parameter.detach(), "tensorflow")

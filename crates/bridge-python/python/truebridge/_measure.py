@@ -100,7 +100,7 @@ def through_host(sides: tuple[Side, Side]) -> Call:
 def _handoffs(pair: Pair) -> dict[str, tuple[Call, Side]]:
     target = pair.sides[1]
     return {
-        "ours": (lambda x: _core.convert(x, pair.target), target),  # type: ignore[call-overload]
+        "ours": (lambda x: _core.convert_inside(x, pair.target), target),
         "native": (native(pair.sides), target),
         "host": (through_host(pair.sides), target),
     }
@@ -110,7 +110,7 @@ def _copies(pair: Pair) -> dict[str, tuple[Call, Side]]:
     source, target = pair.sides
 
     def ours(x: Any) -> Any:
-        return _core.convert(x, pair.target, permute=(1, 0), order="C", copy=True)  # type: ignore[call-overload]
+        return _core.convert_inside(x, pair.target, permute=(1, 0), order="C", copy=True)
 
     return {"ours": (ours, target), "native": (source.transposed, source)}
 

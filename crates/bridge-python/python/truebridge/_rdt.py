@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ._core import convert, copy, plan
+from ._core import convert_inside, copy, plan
 from ._frameworks import ALL
 from .errors import BridgeError, of_kind
 from .processes import end, open, share
@@ -437,7 +437,7 @@ def _registered(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> An
         return None
     views = tensors
     if held.about.parts[number].framework != "torch":
-        views = convert(tensors, "torch", read_only=True)
+        views = convert_inside(tensors, "torch", read_only=True)
     # NIXL reads bytes, so that what is pending is done first. Memory without elements may have any address.
     views = [x.resolve_conj().resolve_neg().contiguous() if x.numel() else x.new_empty(x.shape) for x in views]
     about = _nixl().extract_tensor_transport_metadata(_name(obj_id, number), views)
@@ -459,11 +459,11 @@ def _read(about: Any, wish: _Wish) -> list[Any]:
     finally:
         # It ends the transfer in NIXL, and must not do so when a later error's traceback is collected.
         del request
-    return wish.buffers or convert(tensors, wish.target)
+    return wish.buffers or convert_inside(tensors, wish.target)
 
 
 def _stored(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> Any:
-    return ray.put(_bytes_of(convert(tensors, "numpy", device="cpu")))
+    return ray.put(_bytes_of(convert_inside(tensors, "numpy", device="cpu")))
 
 
 def _bytes_of(arrays: list[Any]) -> list[tuple[Any, Any, tuple[int, ...]]]:
@@ -481,7 +481,7 @@ def _fetched(reference: Any, wish: _Wish) -> list[Any]:
     arrays = [
         elements.view(dtype).reshape(shape) for elements, dtype, shape in ray.get(reference, timeout=wish.seconds())
     ]
-    return convert(arrays, wish.target, copy=True, device=wish.device or wish.part.device)  # type: ignore[no-any-return]
+    return convert_inside(arrays, wish.target, copy=True, device=wish.device or wish.part.device)  # type: ignore[no-any-return]
 
 
 def _pickled(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> bytes:

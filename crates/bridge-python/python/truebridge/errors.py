@@ -95,6 +95,13 @@ class BridgeWarning(UserWarning):
     """What works, and may not be what the caller wants."""
 
 
+class ImmutableWarning(BridgeWarning):
+    """A result that can be written to shares memory which its framework never changes.
+
+    ``read_only=True`` promises not to write to the result, and ``copy=True`` copies: neither warns.
+    """
+
+
 #: The class for each kind; ``BridgeRuntimeError`` for the others (``driver``, ``framework``, ``captured``).
 _CLASSES = {
     "not_a_tensor": BridgeTypeError,

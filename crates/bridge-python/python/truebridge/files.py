@@ -182,12 +182,12 @@ def load(
 def _converted(arrays: Any, target: Target, device: Device | None, copy: bool | None, meter: Meter) -> Any:
     """Convert an array, or a dict of arrays in steps."""
     if not isinstance(arrays, dict):
-        loaded = _core.convert(arrays, target, device=device, copy=copy, progress=False)
+        loaded = _core.convert_inside(arrays, target, device=device, copy=copy, progress=False)
         meter.step(arrays.nbytes)
         return loaded
     loaded = {}
     for group in _groups(arrays):
-        loaded |= _core.convert(group, target, device=device, copy=copy, progress=False)
+        loaded |= _core.convert_inside(group, target, device=device, copy=copy, progress=False)
         meter.step(sum(array.nbytes for array in group.values()))
     return loaded
 
@@ -219,7 +219,7 @@ def _groups(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _on_the_host(name: str, x: Any) -> Any:
     try:
-        return _core.to_numpy(x, device="cpu", progress=False)
+        return _core.convert_inside(x, "numpy", device="cpu", progress=False)
     except BridgeError as error:
         raise of_kind(error.kind, f"{name}: {error}") from error
 

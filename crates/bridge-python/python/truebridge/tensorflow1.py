@@ -206,7 +206,7 @@ class Session:
         """
         fed = [(name, _fed(name, x, copy)) for name, x in _named(feeds, "feeds")]
         results = self._session.run(fed, target)
-        return results if target is None else [_core.convert(y, target) for y in results]
+        return results if target is None else [_core.convert_inside(y, target) for y in results]
 
     @property
     def outputs(self) -> list[str]:
@@ -274,7 +274,7 @@ def _names(given: Any, what: str) -> list[str]:
 
 
 def _fed(name: str, x: Any, copy: bool | None) -> Tensor:
-    fed = x if isinstance(x, Tensor) and not copy else _core.convert(x, "tensorflow1", copy=copy)
+    fed = x if isinstance(x, Tensor) and not copy else _core.convert_inside(x, "tensorflow1", copy=copy)
     if not isinstance(fed, Tensor):
         text = f"the input {name} is fed a container of type {type(x).__name__}: feed one tensor by each name"
         raise of_kind("not_a_tensor", text)

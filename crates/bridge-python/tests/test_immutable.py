@@ -1,0 +1,335 @@
+"""The warning for results that let a program write to memory which its framework never changes.
+
+In place is the default. A warning says so once for each pair of frameworks of a process, at the line of the program.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import truebridge as tb
+from programs import Warm
+
+np: Any = pytest.importorskip("numpy")
+pytest.importorskip("torch")
+
+PACKAGE = Path(tb.__file__).parent
+
+#: What each program begins with: it counts the warnings of the class, with the line of each.
+BEGIN = """
+import warnings
+import numpy as np, torch
+import truebridge as tb
+caught = []
+def show(message, category, filename, lineno, *_):
+    assert issubclass(category, tb.ImmutableWarning) and category is not tb.BridgeWarning, (category, message)
+    caught.append((str(message), filename, lineno))
+warnings.showwarning = show
+warnings.simplefilter("ignore")
+warnings.simplefilter("always", tb.ImmutableWarning)
+"""
+
+#: A tensor that does not change, of each framework that has them.
+SOURCES = {
+    "jax": ("import jax.numpy as jnp", "jnp.ones(16)"),
+    "tensorflow": ("import tensorflow as tf", "tf.constant(np.ones(16, np.float32) * 3)"),
+}
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def source(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Run programs after the import of one of the frameworks: they have a tensor ``x`` of it."""
+    name = request.param
+    pytest.importorskip(name)
+    warm = Warm("numpy", "torch", *(["tensorflow"] if name == "tensorflow" else []))
+    imported, made = SOURCES[name]
+
+    def run(code: str, **environment: str) -> str:
+        lines = [imported, *BEGIN.splitlines(), f"make = lambda: {made}", "x = make()", f'name = "{name}"']
+        environment = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", **environment}
+        done = warm.run("\n".join(lines) + "\n" + code, **environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    yield run
+    warm.close()
+
+
+def test_a_pair_is_warned_of_once_at_the_line_of_the_program(source: Any) -> None:
+    source(
+        """
+code = "import truebridge as tb\\n\\ndef run(x):\\n    return tb.to_torch(x)\\n"
+space = {}
+exec(compile(code, "program.py", "exec"), space)
+t = space["run"](x)
+space["run"](make())
+tb.convert(make(), "torch")
+((text, file, line),) = caught
+assert (file, line) == ("program.py", 4), caught
+assert name in text and "torch" in text and "read_only=True" in text and "copy=True" in text, text
+# In place stays the default.
+t.fill_(9)
+assert (tb.to_numpy(x) == 9).all()
+assert tb.plan(x, "torch").zero_copy
+"""
+    )
+
+
+def test_a_function_of_a_pair_warns_at_the_line_that_calls_it(source: Any) -> None:
+    source(
+        """
+convert = {"jax": tb.convert_jax_to_pytorch, "tensorflow": tb.convert_tf_to_pytorch}[name]
+exec(compile("\\n\\nconvert(x)", "program.py", "exec"))
+((_, file, line),) = caught
+assert (file, line) == ("program.py", 3), caught
+"""
+    )
+
+
+def test_a_promise_and_a_copy_are_silent(source: Any) -> None:
+    source(
+        """
+tb.to_torch(x, read_only=True), tb.to_torch(x, copy=True), tb.to_torch(x, via="host", copy=True)
+tb.lend(x, read_only=True), tb.lend(x, copy=True), tb.call(lambda y: None, x, read_only=True)
+tb.call(lambda y: None, tb.lend(x, read_only=True))
+assert not caught, caught
+"""
+    )
+
+
+def test_targets_that_keep_read_only_memory_are_silent(source: Any) -> None:
+    source(
+        """
+array = tb.to_numpy(x)
+assert not array.flags.writeable
+tb.to_jax(x) if name == "jax" else tb.to_tensorflow(x)
+assert not caught, caught
+# What they have of it is immutable as well.
+tb.to_torch(array)
+assert "numpy" in caught[0][0], caught
+"""
+    )
+
+
+def test_a_tree_is_warned_of_once(source: Any) -> None:
+    source(
+        """
+tb.to_torch({"a": [x, make()], "b": np.ones(3), "c": tb.to_numpy(x)})
+texts = [text for text, *_ in caught]
+assert len(texts) == 2 and f"of {name} " in texts[1] and "of numpy " in texts[0] or \\
+    len(texts) == 2 and f"of {name} " in texts[0] and "of numpy " in texts[1], texts
+"""
+    )
+
+
+def test_a_loan_is_a_pair_of_its_own(source: Any) -> None:
+    source(
+        """
+tb.to_torch(x)
+assert len(caught) == 1, caught
+with tb.lend(x) as loan:
+    assert len(caught) == 2 and "read_only=True to lend" in caught[1][0], caught
+    # It has been warned of already.
+    tb.to_torch(loan)
+tb.lend([x]), tb.call(lambda y: None, x)
+assert len(caught) == 2, caught
+"""
+    )
+
+
+def test_a_filter_that_makes_an_error_of_it_leaves_nothing(source: Any) -> None:
+    source(
+        """
+import gc
+from memory import views
+tb.to_numpy(x)
+gc.collect()
+held = views()
+warnings.simplefilter("error", tb.ImmutableWarning)
+calls = [
+    lambda: tb.to_torch(x), lambda: tb.to_torch([x, x]), lambda: tb.convert(x, "torch"), lambda: tb.lend(x),
+    lambda: tb.call(print, x),
+]
+for call in calls + calls:
+    try:
+        call()
+    except tb.ImmutableWarning as warning:
+        assert type(warning) is tb.ImmutableWarning and warning.__cause__ is None
+    else:
+        raise AssertionError("not raised")
+gc.collect()
+assert views() == held
+warnings.simplefilter("ignore", tb.ImmutableWarning)
+tb.to_torch(x)
+"""
+    )
+
+
+def test_what_the_package_converts_itself_is_silent(source: Any) -> None:
+    source(
+        """
+import os, tempfile
+warnings.simplefilter("error", tb.ImmutableWarning)
+if name == "jax":
+    import jax
+    module = tb.autograd.torch_function(lambda y: jnp.sin(y) * 2, of="jax")
+    fed = jax.jit(lambda: tb.jax.external_input(feed))
+    feed = tb.jax.feed(x)
+    assert fed().tolist() == [1.0] * 16
+else:
+    variable = tf.Variable(tf.ones(16))
+    module = tb.autograd.torch_function(lambda y: tf.sin(y) * variable, variables=[variable])
+    read = tf.function(lambda handle: tb.tensorflow.external_input(tf.float32, [16], handle))
+    feed = tb.tensorflow.feed(x)
+    assert read(feed).numpy().tolist() == [3.0] * 16
+t = torch.ones(16, requires_grad=True)
+module(t).sum().backward()
+optimizer = torch.optim.SGD([t, *module.parameters()], lr=0.1)
+optimizer.step()
+module(t).sum().backward()
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "x.npz")
+    tb.save(path, {"x": x})
+    tb.load(path, "torch")
+out = torch.zeros(16)
+tb.copy(x, out=out)
+tb.copier(x, out=out)()
+ticket = tb.share(x)
+tb.open(ticket, "torch")
+"""
+    )
+
+
+#: What finds a write to the view ``t``: it exports the tensor ``it``.
+FINDS = """
+import os, tempfile
+folder = tempfile.mkdtemp()
+finds = {
+    "to_numpy": tb.to_numpy, "to_torch": tb.to_torch, "to_jax or to_tensorflow": lambda it: tb.convert(it, name),
+    "a tree": lambda it: tb.to_numpy([it]), "lend": tb.lend, "share": tb.share, "plan": lambda it: tb.plan(it, "numpy"),
+    "copy": lambda it: tb.copy(it, out=torch.zeros(it.shape)),
+    "copy=True": lambda it: tb.to_numpy(it, copy=True),
+    "copier": lambda it: tb.copier(it, out=torch.zeros(it.shape)),
+    "save": lambda it: tb.save(os.path.join(folder, "x.npy"), it),
+}
+def found(it):
+    for how, convert in finds.items():
+        try:
+            convert(it)
+        except tb.BridgeBufferError as error:
+            assert error.kind == "read_only" and "torch has written to memory" in str(error), error
+            assert ".clone()" in str(error) and "copy=True" in str(error), error
+        else:
+            raise AssertionError(how)
+def fine(it):
+    for convert in finds.values():
+        convert(it)
+"""
+
+
+@pytest.mark.parametrize("keywords", ["", ", read_only=True"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        "t += 1",
+        "t[1:].fill_(9)",
+        "t.detach().zero_()",
+        "t.view(4, 4)[0] = 5",
+        "torch.add(t, 1, out=t)",
+        "p = torch.nn.Parameter(t); p.grad = torch.ones(16); torch.optim.SGD([p], lr=1.0).step()",
+    ],
+)
+def test_a_write_of_torch_is_found(source: Any, write: str, keywords: str) -> None:
+    source(
+        f"""
+t = tb.to_torch(x{keywords})
+{FINDS}
+fine(t), fine(t[2:])
+{write}
+found(t), found(t[2:]), found(t.detach())
+# What was made before it is as it was, and memory of its own is not concerned.
+fine(t.clone()), fine(tb.to_torch(make(){keywords}))
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("write", "why"),
+    [
+        ("t.data += 1", "a counter of its own"),
+        ("t.numpy()[0] = 1", "NumPy counts nothing"),
+        ("tb.to_torch(t.numpy()).add_(1)", "another tensor over the memory"),
+        ("t.unsqueeze_(0).squeeze_(0), t.unsqueeze_(0)", "another shape is no write"),
+        ("tb.copy(torch.ones(16), out=t)", "the caller has named the target"),
+        ("tb.copy([torch.ones(16)], out=[t])", "the caller has named the target"),
+        ("tb.copier(torch.ones(16), out=t)()", "the caller has named the target"),
+        ("t = tb.to_torch(x, copy=True); t += 1", "a copy"),
+        (
+            "y = torch.ones(16); y += 1; a = tb.convert(y, name); t = tb.to_torch(a); fine(y)",
+            "the source was written to",
+        ),
+    ],
+)
+def test_what_is_no_write_to_the_view_is_not_found(source: Any, write: str, why: str) -> None:
+    source(f"t = tb.to_torch(x)\n{FINDS}\n{write}\nfine(t)\n")
+
+
+def test_a_view_is_watched_as_long_as_its_memory_lives(source: Any) -> None:
+    source(
+        f"""
+{FINDS}
+for _ in range(50):
+    t = tb.to_torch(x)
+    kept = t[3:]
+    t += 1
+    del t
+    found(kept)
+    del kept
+    others = [torch.zeros(16).add_(1) for _ in range(50)]
+    for other in others:
+        tb.to_numpy(other)
+"""
+    )
+
+
+def test_a_variable_that_pytorch_trains_is_written_to_on_purpose(source: Any) -> None:
+    source(
+        """
+if name == "tensorflow":
+    variable = tf.Variable(tf.ones(16))
+    module = tb.autograd.torch_function(lambda y: y * variable, variables=[variable])
+    t = torch.ones(16, requires_grad=True)
+    (parameter,) = module.parameters()
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for _ in range(3):
+        module(t).sum().backward()
+        optimizer.step()
+        tb.to_numpy(parameter.detach())
+    assert (tb.to_numpy(parameter.detach()) == variable.numpy()).all()
+"""
+    )
+
+
+#: The modules whose functions convert for the user, who is warned.
+FOR_THE_USER = {"__init__.py", "pairs.py", "_calls.py", "_onnxruntime.py"}
+WARNS = re.compile(r"^(convert|to_\w+|lend|lend_together)$")
+
+
+def test_no_other_module_of_the_package_calls_what_warns() -> None:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="_core"), attr=name)) if WARNS.match(name):
+                    promised = [one for one in node.keywords if one.arg == "read_only"]
+                    if not (promised and isinstance(promised[0].value, ast.Constant) and promised[0].value.value):
+                        found.setdefault(path.name, []).append(name)
+                case ast.ImportFrom(module="_core", names=names) if path.name != "__init__.py":
+                    found.setdefault(path.name, []).extend(one.name for one in names if WARNS.match(one.name))
+    assert {name for name, called in found.items() if called} <= FOR_THE_USER, found

@@ -1,0 +1,119 @@
+//! Views of memory that must not change, and the writes to them that PyTorch counts.
+//!
+//! The version counter of such a view is 0 when it is made, and its own views share it. A storage is in the table as
+//! long as its memory is leased, so no later one has its address meanwhile.
+
+use crate::counter::counted_by;
+use crate::raised;
+use crate::runtime::Runtime;
+use bridge_core::{Error, ErrorKind, Layout, Lease, Result};
+use bridge_pyo3::{PyTensor, call, probe};
+use pyo3::intern;
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The views that are watched.
+struct Views {
+    /// Their layouts, by the address of their storage.
+    layouts: BTreeMap<usize, Layout>,
+    /// Their storages, by the number of their lease.
+    storages: BTreeMap<usize, usize>,
+}
+
+static VIEWS: Mutex<Views> = Mutex::new(Views { layouts: BTreeMap::new(), storages: BTreeMap::new() });
+
+/// How many layouts there are, which is read without the lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn views() -> MutexGuard<'static, Views> {
+    VIEWS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Views {
+    fn leave(&mut self, storage: usize) {
+        self.layouts.remove(&storage);
+        COUNT.store(self.layouts.len(), Relaxed);
+    }
+}
+
+fn is_any() -> bool {
+    COUNT.load(Relaxed) > 0
+}
+
+/// Watches the view that was made of the lease with this number.
+pub(crate) fn enter(runtime: &Runtime, tensor: &PyTensor<'_>, lease: usize, layout: Layout) -> Result<()> {
+    let storage = storage(runtime, tensor)?;
+    let mut views = views();
+    views.storages.insert(lease, storage);
+    views.layouts.insert(storage, layout);
+    COUNT.store(views.layouts.len(), Relaxed);
+    Ok(())
+}
+
+/// Drops a lease whose view is watched no longer.
+pub(crate) fn release(lease: Lease) {
+    if let Some(number) = lease.watch() {
+        let mut views = views();
+        if let Some(storage) = views.storages.remove(&number) {
+            views.leave(storage);
+        }
+    }
+    drop(lease);
+}
+
+/// Refuses a tensor that shares the memory of a watched view, and its version counter, if PyTorch has written to it.
+///
+/// # Errors
+///
+/// [`ErrorKind::ReadOnly`] after a write.
+#[inline(always)]
+pub(crate) fn check(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
+    if is_any() { check_written(runtime, tensor) } else { Ok(()) }
+}
+
+#[cold]
+fn check_written(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
+    let storage = storage(runtime, tensor)?;
+    let Some(layout) = views().layouts.get(&storage).cloned() else { return Ok(()) };
+    if !is_written(tensor, &layout)? {
+        return Ok(());
+    }
+    let text = "torch has written to memory that must not change, and with it to the tensor that it came from: convert that one with copy=True to write to the result, and pass a .clone() of this one";
+    Err(Error::new(ErrorKind::ReadOnly, text))
+}
+
+/// Watches a tensor no longer: the package writes to it, because the caller wants that.
+pub(crate) fn excuse(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
+    if is_any() {
+        let storage = storage(runtime, tensor)?;
+        views().leave(storage);
+    }
+    Ok(())
+}
+
+/// Returns whether the counter has moved, and not because of another shape: operations such as `t.t_()` count, too.
+fn is_written(tensor: &PyTensor<'_>, layout: &Layout) -> Result<bool> {
+    let py = tensor.py();
+    let base = counted_by(tensor)?;
+    let look = || -> PyResult<bool> {
+        let version: usize = base.getattr(intern!(py, "_version"))?.extract()?;
+        let dims = |dims: PyTensor<'_>| dims.extract::<Vec<i64>>();
+        let shape = || dims(base.getattr(intern!(py, "shape"))?);
+        let strides = || dims(call(&base, intern!(py, "stride"), &[])?);
+        Ok(version > 0 && shape()? == layout.shape() && strides()? == layout.strides())
+    };
+    // A tensor of inference mode has no counter.
+    Ok(probe(py, look()).map_err(|error| raised(py, error))? == Some(true))
+}
+
+/// Returns the address of a tensor's storage as an object of C++.
+fn storage(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<usize> {
+    if let Some(native) = &runtime.native {
+        return Ok(native.storage(tensor));
+    }
+    let py = tensor.py();
+    let look = || call(tensor, intern!(py, "untyped_storage"), &[])?.getattr(intern!(py, "_cdata"))?.extract();
+    look().map_err(|error| raised(py, error))
+}
