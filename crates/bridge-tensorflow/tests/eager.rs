@@ -6,8 +6,8 @@ use bridge_core::{Adapter, DType, ErrorKind, HostOnly, Options, Ordering, Result
 use bridge_ndarray::{HostArray, NdArray};
 use bridge_tensorflow::{Attribute, Eager, EagerTensor, Runtime, SessionOptions};
 use ndarray::array;
-use std::sync::Arc;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What the folder has is a TensorFlow, or no library of this name.
 fn open(folder: &Path) -> bridge_core::Result<&'static Runtime> {

@@ -7,10 +7,10 @@ use bridge_core::{
     Options, Ordering, Profile, Result, Strides, Views, transfer,
 };
 use bridge_tensorflow::{External, GraphEdges, Input, Runtime, Series, Session, SessionOptions};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use std::path::Path;
 
 /// What the folder has is a TensorFlow, or no library of this name.
 fn open(folder: &Path) -> bridge_core::Result<&'static Runtime> {

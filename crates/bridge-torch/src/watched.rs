@@ -1,7 +1,7 @@
 //! Views of memory that must not change, and the writes to them that PyTorch counts.
 //!
-//! The version counter of such a view is 0 when it is made, and its own views share it. A storage is in the table as
-//! long as its memory is leased, so no later one has its address meanwhile.
+//! The version counter of such a view is 0 when it is made, and its own views share it. Memory may be leased for longer
+//! than its storage lives, and a later storage may have the same address: it has other memory.
 
 use crate::counter::counted_by;
 use crate::raised;
@@ -14,17 +14,25 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// A view that is watched.
+struct View {
+    layout: Layout,
+    memory: usize,
+    /// The number of its lease.
+    lease: usize,
+}
+
 /// The views that are watched.
 struct Views {
-    /// Their layouts, by the address of their storage.
-    layouts: BTreeMap<usize, Layout>,
+    /// By the address of their storage.
+    views: BTreeMap<usize, View>,
     /// Their storages, by the number of their lease.
     storages: BTreeMap<usize, usize>,
 }
 
-static VIEWS: Mutex<Views> = Mutex::new(Views { layouts: BTreeMap::new(), storages: BTreeMap::new() });
+static VIEWS: Mutex<Views> = Mutex::new(Views { views: BTreeMap::new(), storages: BTreeMap::new() });
 
-/// How many layouts there are, which is read without the lock.
+/// How many views there are, which is read without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn views() -> MutexGuard<'static, Views> {
@@ -33,8 +41,8 @@ fn views() -> MutexGuard<'static, Views> {
 
 impl Views {
     fn leave(&mut self, storage: usize) {
-        self.layouts.remove(&storage);
-        COUNT.store(self.layouts.len(), Relaxed);
+        self.views.remove(&storage);
+        COUNT.store(self.views.len(), Relaxed);
     }
 }
 
@@ -44,11 +52,11 @@ fn is_any() -> bool {
 
 /// Watches the view that was made of the lease with this number.
 pub(crate) fn enter(runtime: &Runtime, tensor: &PyTensor<'_>, lease: usize, layout: Layout) -> Result<()> {
-    let storage = storage(runtime, tensor)?;
+    let (storage, memory) = storage(runtime, tensor)?;
     let mut views = views();
     views.storages.insert(lease, storage);
-    views.layouts.insert(storage, layout);
-    COUNT.store(views.layouts.len(), Relaxed);
+    views.views.insert(storage, View { layout, memory, lease });
+    COUNT.store(views.views.len(), Relaxed);
     Ok(())
 }
 
@@ -56,7 +64,8 @@ pub(crate) fn enter(runtime: &Runtime, tensor: &PyTensor<'_>, lease: usize, layo
 pub(crate) fn release(lease: Lease) {
     if let Some(number) = lease.watch() {
         let mut views = views();
-        if let Some(storage) = views.storages.remove(&number) {
+        let storage = views.storages.remove(&number);
+        if let Some(storage) = storage.filter(|at| views.views.get(at).is_some_and(|view| view.lease == number)) {
             views.leave(storage);
         }
     }
@@ -75,8 +84,9 @@ pub(crate) fn check(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
 
 #[cold]
 fn check_written(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
-    let storage = storage(runtime, tensor)?;
-    let Some(layout) = views().layouts.get(&storage).cloned() else { return Ok(()) };
+    let (storage, memory) = storage(runtime, tensor)?;
+    let layout = views().views.get(&storage).filter(|view| view.memory == memory).map(|view| view.layout.clone());
+    let Some(layout) = layout else { return Ok(()) };
     if !is_written(tensor, &layout)? {
         return Ok(());
     }
@@ -87,7 +97,7 @@ fn check_written(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
 /// Watches a tensor no longer: the package writes to it, because the caller wants that.
 pub(crate) fn excuse(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
     if is_any() {
-        let storage = storage(runtime, tensor)?;
+        let (storage, _) = storage(runtime, tensor)?;
         views().leave(storage);
     }
     Ok(())
@@ -108,12 +118,18 @@ fn is_written(tensor: &PyTensor<'_>, layout: &Layout) -> Result<bool> {
     Ok(probe(py, look()).map_err(|error| raised(py, error))? == Some(true))
 }
 
-/// Returns the address of a tensor's storage as an object of C++.
-fn storage(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<usize> {
+/// Returns the address of a tensor's storage as an object of C++, and that of its memory.
+fn storage(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<(usize, usize)> {
     if let Some(native) = &runtime.native {
-        return Ok(native.storage(tensor));
+        return Ok((native.storage(tensor), native.memory(tensor)));
     }
     let py = tensor.py();
-    let look = || call(tensor, intern!(py, "untyped_storage"), &[])?.getattr(intern!(py, "_cdata"))?.extract();
+    let look = || -> PyResult<_> {
+        let storage = call(tensor, intern!(py, "untyped_storage"), &[])?;
+        Ok((
+            storage.getattr(intern!(py, "_cdata"))?.extract()?,
+            call(&storage, intern!(py, "data_ptr"), &[])?.extract()?,
+        ))
+    };
     look().map_err(|error| raised(py, error))
 }
