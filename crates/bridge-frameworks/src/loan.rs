@@ -188,7 +188,9 @@ impl Loan {
             let text = "the memory is read-only, which an unversioned capsule cannot say: ask for max_version=(1, 0), or pass read_only=True to lend to promise that its consumer does not write";
             return Err(exception(py, Error::new(ErrorKind::ReadOnly, text)));
         }
-        bridge_pyo3::legacy_capsule(py, tensor.into_managed())
+        // SAFETY: the lender has promised that no consumer writes. Memory that its framework never changes is lent
+        // with a warning, unless that was promised.
+        bridge_pyo3::legacy_capsule(py, unsafe { tensor.into_legacy_unchecked() })
     }
 
     /// Returns the fields that both array interfaces have.

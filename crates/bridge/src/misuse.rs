@@ -94,10 +94,10 @@ misuse! {
         E0133: "let _ = DLPack::in_stream(Device::cuda(0), stream);",
         "}";
     ATensorIsNotUsedAfterItWasHandedOver:
-        "use truebridge::dlpack::{Tensor, versioned};
+        "use truebridge::dlpack::Tensor;
         fn hand_over(tensor: Tensor) -> usize {
             let address = tensor.data();
-            let _managed: versioned::Dlpack = tensor.into_managed();",
+            let _managed = tensor.into_managed();",
         right: "address",
         E0382: "tensor.data()",
         "}";

@@ -1,6 +1,6 @@
 //! DLPack as a framework of its own: managed tensors that transfers take and return.
 
-use super::{DlpackFlags, Managed, ManagedTensorBase, Origin, lend, managed, prepare};
+use super::{DlpackFlags, Managed, ManagedTensorBase, Origin, legacy, lend, managed, prepare, versioned};
 use crate::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory,
     Offer, Order, Profile, Result, Reuse, Stream, Strides, Views, host,
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// transfer has returned.
 ///
 /// ```
-/// use bridge_core::dlpack::{DLPack, Tensor, versioned};
+/// use bridge_core::dlpack::{DLPack, Tensor};
 /// use bridge_core::*;
 /// use std::sync::Arc;
 ///
@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// assert_eq!((view.layout().shape(), view.data(), done.bytes_copied), (&[8, 32, 32, 3][..], images.data(), 0));
 ///
 /// // To a consumer outside Rust, and back.
-/// let managed: versioned::Dlpack = view.into_managed();
+/// let managed = view.into_managed();
 /// // SAFETY: the tensor was made here, and its memory is that of the host.
 /// let back = unsafe { Tensor::new(managed, |_, _| Ok(dlpack::Origin::host())) }?;
 /// assert_eq!(back.data(), images.data());
@@ -60,10 +60,36 @@ impl Tensor {
         unsafe { lend(managed, origin) }.map(|lent| Self(Arc::new(Held::Own(lent))))
     }
 
-    /// Returns a managed tensor that shares the memory, with its strides. An unversioned one cannot say that the memory
-    /// is read-only. A copy, and memory that the adapter has allocated, are marked as the consumer's alone (`IS_COPIED`)
-    /// where no other tensor shares them.
-    pub fn into_managed<M: ManagedTensorBase>(self) -> Managed<M> {
+    /// Returns a managed tensor that shares the memory, with its strides. It says whether the memory is read-only. A copy,
+    /// and memory that the adapter has allocated, are marked as the consumer's alone (`IS_COPIED`) where no other tensor
+    /// shares them.
+    pub fn into_managed(self) -> versioned::Dlpack {
+        self.managed()
+    }
+
+    /// Returns a managed tensor without a version, for consumers that know no other.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::ReadOnly`] for memory that must not be written to, which such a tensor cannot say.
+    pub fn into_legacy(self) -> Result<legacy::Dlpack> {
+        if self.access().forbids_writes() {
+            let text = "the memory is read-only, which an unversioned managed tensor cannot say: pass the versioned one, or a copy";
+            return Err(Error::new(ErrorKind::ReadOnly, text));
+        }
+        Ok(self.managed())
+    }
+
+    /// Returns a managed tensor without a version, also of memory that must not be written to.
+    ///
+    /// # Safety
+    ///
+    /// No consumer writes to such memory.
+    pub unsafe fn into_legacy_unchecked(self) -> legacy::Dlpack {
+        self.managed()
+    }
+
+    fn managed<M: ManagedTensorBase>(self) -> Managed<M> {
         let mut flags = DlpackFlags::empty();
         flags.set(DlpackFlags::READ_ONLY, self.access().forbids_writes());
         // A copy that other tensors share is not the consumer's alone.

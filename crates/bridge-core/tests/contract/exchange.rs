@@ -2,7 +2,7 @@
 
 use crate::common::Event::{Dropped, Ordered, Retired};
 use crate::common::{GPU, Item, OWNER, Office, Paper, READER, Recorder, taken};
-use bridge_core::dlpack::{DLPack, DlpackFlags, Managed, ManagedTensorBase, Origin, Tensor, legacy, versioned};
+use bridge_core::dlpack::{DLPack, DlpackFlags, Managed, ManagedTensorBase, Origin, Tensor};
 use bridge_core::{
     Access, Adapter, DType, Device, ErrorKind, HostOnly, Options, Order, Ordering, Plan, Reason, Reuse, Strides,
     transfer,
@@ -41,19 +41,17 @@ pub(crate) fn elements(tensor: &Tensor) -> Vec<f32> {
     offsets.into_iter().map(|offset| unsafe { first.offset(offset as isize).read() }).collect()
 }
 
-/// Returns a managed tensor over a paper, whose drop is recorded.
-fn managed<M: ManagedTensorBase>(recorder: &Arc<Recorder>, paper: Paper) -> Managed<M> {
+/// Returns a tensor over a paper, whose drop is recorded.
+fn crossed(recorder: &Arc<Recorder>, paper: Paper) -> Tensor {
     let device = paper.device;
     let dlpack = if device == Device::CPU { on_host() } else { in_stream(device) };
     let office = Office::new(Strides::Any);
-    let (tensor, _) =
-        transfer(&office, &dlpack, &Item::Own(paper), &ordering(recorder), &Options::default()).expect("it crosses");
-    tensor.into_managed()
+    transfer(&office, &dlpack, &Item::Own(paper), &ordering(recorder), &Options::default()).expect("it crosses").0
 }
 
 /// Returns whether a consumer is told that the memory is its alone.
 fn is_alone(tensor: Tensor) -> bool {
-    let managed: versioned::Dlpack = tensor.into_managed();
+    let managed = tensor.into_managed();
     managed.flags().contains(DlpackFlags::IS_COPIED)
 }
 
@@ -86,7 +84,7 @@ fn on_the_host(access: Access, recorder: &Arc<Recorder>) -> Paper {
 #[test]
 fn a_tensor_crosses_in_place_and_keeps_its_memory() {
     let recorder = Arc::new(Recorder::default());
-    let managed: versioned::Dlpack = managed(&recorder, on_the_host(Access::ReadOnly, &recorder));
+    let managed = crossed(&recorder, on_the_host(Access::ReadOnly, &recorder)).into_managed();
     let tensor = received(managed, Origin::host());
     let (view, done) = transfer(&on_host(), &on_host(), &tensor, &ordering(&recorder), &Options::default()).unwrap();
     assert_eq!((done.plan, done.bytes_copied, view.data()), (Plan::ZeroCopy, 0, 0x1000));
@@ -102,7 +100,8 @@ fn a_tensor_crosses_in_place_and_keeps_its_memory() {
 #[test]
 fn unversioned_tensors_do_not_state_their_access() {
     let recorder = Arc::new(Recorder::default());
-    let managed: legacy::Dlpack = managed(&recorder, on_the_host(Access::ReadWrite, &recorder));
+    let managed =
+        crossed(&recorder, on_the_host(Access::ReadWrite, &recorder)).into_legacy().expect("it may be written to");
     let tensor = received(managed, Origin::host());
     assert_eq!(tensor.access(), Access::Unstated);
     drop(tensor);
@@ -112,7 +111,7 @@ fn unversioned_tensors_do_not_state_their_access() {
 #[test]
 fn a_tensor_on_a_device_is_ordered_both_ways() {
     let recorder = Arc::new(Recorder::default());
-    let managed: versioned::Dlpack = managed(&recorder, Paper::new(&recorder.log));
+    let managed = crossed(&recorder, Paper::new(&recorder.log)).into_managed();
     assert_eq!(taken(&recorder.log), [Ordered(OWNER, READER)]);
     let origin = Origin { stream: Some(READER), reuse: Reuse::Unknown, ..Origin::host() };
     let tensor = received(managed, origin);

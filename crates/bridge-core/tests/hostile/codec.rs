@@ -7,7 +7,7 @@ use bridge_core::dlpack::ffi::{
     DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned, DLTensor,
 };
 use bridge_core::dlpack::{
-    DLPack, DlpackFlags, ManagedTensorBase, Origin, Tensor, adopt, describes, lend, lend_borrowed, read,
+    DLPack, DlpackFlags, Managed, ManagedTensorBase, Origin, Tensor, adopt, describes, lend, lend_borrowed, read,
 };
 use bridge_core::{Access, DType, Device, HostOnly, Lent, MAX_NDIM, Options, Order, Ordering, transfer};
 use bridge_fuzz::{Fields, addresses, compact, extent};
@@ -320,7 +320,11 @@ fn copied<M: Abi>(fields: &Fields<'_>, memory: usize) {
             }
         }
         let (shape, strides) = (tensor.layout().shape().to_vec(), tensor.layout().strides().to_vec());
-        for again in [passed_on::<DLManagedTensor>(&tensor), passed_on::<DLManagedTensorVersioned>(&tensor)] {
+        let read_only = tensor.clone().into_managed().flags().contains(DlpackFlags::READ_ONLY);
+        assert_eq!(tensor.clone().into_legacy().is_ok(), !read_only);
+        // SAFETY: nothing is written.
+        let unversioned = unsafe { tensor.clone().into_legacy_unchecked() };
+        for again in [passed_on(unversioned), passed_on(tensor.clone().into_managed())] {
             assert_eq!((again.layout().shape(), again.layout().strides()), (&shape[..], &strides[..]));
             assert_eq!((again.data(), again.dtype(), again.device()), (tensor.data(), stated.dtype, stated.device));
         }
@@ -328,9 +332,9 @@ fn copied<M: Abi>(fields: &Fields<'_>, memory: usize) {
     });
 }
 
-/// Returns the tensor after it was a managed tensor of an ABI.
-fn passed_on<M: Abi>(tensor: &Tensor) -> Lent {
-    let raw = tensor.clone().into_managed::<M>().into_raw();
+/// Returns the tensor of a managed tensor of an ABI.
+fn passed_on<M: Abi>(managed: Managed<M>) -> Lent {
+    let raw = managed.into_raw();
     // SAFETY: the managed tensor is a whole one, and nothing else has it.
     unsafe { adopt(raw).and_then(|managed| lend(managed, |_, _| Ok(Origin::host()))) }.expect("it is sound")
 }
