@@ -1,53 +1,53 @@
-//! What keeps a storage while memory of it is exported.
+//! What keeps the memory of a tensor while it is exported.
 
 use crate::library::Held;
-use crate::memory::Kept;
+use crate::memory::{Kept, Memory};
 use bridge_core::Result;
 use bridge_pyo3::{Guarded, batch};
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
-/// Keeps a storage. It may be dropped on any thread: the drop takes the GIL, because the last one frees memory whose
-/// owner may be an object of Python.
-pub(crate) struct StorageHold {
-    _tensor: Guarded<Held>,
+/// Keeps memory, or a storage that has it. It may be dropped on any thread: the drop of a storage takes the GIL, because
+/// the last one frees memory whose owner may be an object of Python.
+pub(crate) enum Keeper {
+    Memory(#[expect(dead_code, reason = "it is dropped")] Kept),
+    Storage(#[expect(dead_code, reason = "it is dropped")] Guarded<Held>),
 }
 
-impl StorageHold {
-    pub(crate) fn new(tensor: Held) -> Self {
-        Self { _tensor: Guarded::new(tensor) }
-    }
+/// What is kept: no other has its address meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Memory(Memory),
+    Storage(usize),
 }
 
 /// A hold of one export, or one that the exports of a batch share.
 pub(crate) enum Hold {
-    Memory(#[expect(dead_code, reason = "it is dropped")] Kept),
-    Own(#[expect(dead_code, reason = "it is dropped")] StorageHold),
-    Shared(#[expect(dead_code, reason = "it is dropped")] Arc<StorageHold>),
+    Own(#[expect(dead_code, reason = "it is dropped")] Keeper),
+    Shared(#[expect(dead_code, reason = "it is dropped")] Arc<Keeper>),
 }
 
 /// Holds that a thread remembers: many tensors of a list are often views of a source's storage and of a target's.
 const REMEMBERED: usize = 4;
 
-/// The last shared holds of a thread, by the address of their storage, and the next that is replaced.
+/// The last shared holds of a thread, and the next that is replaced.
 struct Recent {
-    holds: [(usize, Weak<StorageHold>); REMEMBERED],
+    holds: [(Place, Weak<Keeper>); REMEMBERED],
     next: usize,
 }
 
 thread_local! {
     static RECENT: RefCell<Recent> =
-        const { RefCell::new(Recent { holds: [const { (0, Weak::new()) }; REMEMBERED], next: 0 }) };
+        const { RefCell::new(Recent { holds: [const { (Place::Storage(0), Weak::new()) }; REMEMBERED], next: 0 }) };
 }
 
-/// Returns a hold on the storage at an address: in a batch one that another export has, or else a new one. As long as a
-/// hold lives, so does its storage, and no other one has its address.
-pub(crate) fn hold(storage: usize, new: impl FnOnce() -> Result<StorageHold>) -> Result<Hold> {
+/// Returns a hold on a place: in a batch one that another export has, or else a new one.
+pub(crate) fn hold(place: Place, new: impl FnOnce() -> Result<Keeper>) -> Result<Hold> {
     if batch().is_none() {
         return new().map(Hold::Own);
     }
     let find = |recent: &Recent| {
-        let mut same = recent.holds.iter().filter(|(held, _)| *held == storage);
+        let mut same = recent.holds.iter().filter(|(held, _)| *held == place);
         same.find_map(|(_, hold)| hold.upgrade())
     };
     if let Some(hold) = RECENT.with_borrow(find) {
@@ -55,7 +55,7 @@ pub(crate) fn hold(storage: usize, new: impl FnOnce() -> Result<StorageHold>) ->
     }
     let hold = Arc::new(new()?);
     RECENT.with_borrow_mut(|recent| {
-        recent.holds[recent.next] = (storage, Arc::downgrade(&hold));
+        recent.holds[recent.next] = (place, Arc::downgrade(&hold));
         recent.next = (recent.next + 1) % REMEMBERED;
     });
     Ok(Hold::Shared(hold))

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex, MutexGuard, Once, PoisonError};
 use std::{mem, ptr};
@@ -38,7 +38,7 @@ struct Exports {
     let_go: usize,
 }
 
-/// Hashes an address and the number of a slot.
+/// Hashes an address.
 #[derive(Default)]
 struct AddressHasher(u64);
 
@@ -53,12 +53,11 @@ impl Hasher for AddressHasher {
 
     fn write_usize(&mut self, word: usize) {
         // Fibonacci hashing spreads the bits of addresses, the lowest of which are 0, to the highest.
-        self.0 = (self.0 ^ word as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
+        self.0 = (word as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
     }
 }
 
-/// By what the deleter takes, and its slot.
-type Exported = HashMap<(usize, usize), Exports, BuildHasherDefault<AddressHasher>>;
+type Exported = HashMap<Memory, Exports, BuildHasherDefault<AddressHasher>>;
 
 static EXPORTED: LazyLock<Mutex<Exported>> = LazyLock::new(Mutex::default);
 
@@ -66,46 +65,66 @@ fn exported() -> MutexGuard<'static, Exported> {
     EXPORTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps memory until it is dropped.
-pub(crate) struct Kept {
+/// Memory that a storage has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// What its deleter takes.
     context: usize,
     slot: usize,
 }
 
-impl Kept {
-    /// Returns whether PyTorch has let go of the memory.
-    pub(crate) fn is_let_go(&self) -> bool {
-        exported().get(&(self.context, self.slot)).is_some_and(|exports| exports.let_go > 0)
+impl Memory {
+    /// Returns the memory of a storage, if it can be kept whatever PyTorch does with the storage. Elsewhere a hold on the
+    /// storage keeps it until PyTorch replaces it.
+    ///
+    /// # Safety
+    ///
+    /// The storage is alive, has its memory on the host and the offsets that were found, and no other thread changes it
+    /// meanwhile.
+    pub(crate) unsafe fn of(storage: usize, offsets: MemoryOffsets) -> Option<Self> {
+        // SAFETY: the caller's obligation.
+        let (context, current) = unsafe { (word(storage, offsets.context), word(storage, offsets.deleter)) };
+        if context == 0 {
+            return None;
+        }
+        let ours = |slot: usize| OURS[slot] as *const () as usize;
+        if let Some(slot) = (0..SLOTS).find(|slot| ours(*slot) == current) {
+            return Some(Self { context, slot });
+        }
+        let slot = slot_of(current)?;
+        let place = ptr::with_exposed_provenance_mut(storage + offsets.deleter);
+        // SAFETY: the caller's obligation. Our function frees the memory as the one that it replaces. Another export
+        // writes the same.
+        unsafe { AtomicUsize::from_ptr(place) }.store(ours(slot), Relaxed);
+        Some(Self { context, slot })
+    }
+
+    /// Keeps it.
+    ///
+    /// # Safety
+    ///
+    /// PyTorch has not let go of it since [`of`](Self::of).
+    pub(crate) unsafe fn keep(self) -> Kept {
+        exported().entry(self).or_default().count += 1;
+        Kept(self)
     }
 }
 
-/// Keeps the memory of a storage, whatever PyTorch does with the storage. Returns `None` where that cannot be: then a
-/// hold on the storage keeps the memory until PyTorch replaces it.
-///
-/// # Safety
-///
-/// The storage is alive, has its memory on the host and the offsets that were found, and no other thread changes it
-/// meanwhile.
-pub(crate) unsafe fn keep(storage: usize, offsets: MemoryOffsets) -> Option<Kept> {
-    // SAFETY: the caller's obligation.
-    let (context, current) = unsafe { (word(storage, offsets.context), word(storage, offsets.deleter)) };
-    if context == 0 {
-        return None;
+impl Hash for Memory {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // Few have the same for deleters of several slots.
+        state.write_usize(self.context);
     }
-    let ours = |slot: usize| OURS[slot] as *const () as usize;
-    let slot = match (0..SLOTS).find(|slot| ours(*slot) == current) {
-        Some(slot) => slot,
-        None => {
-            let slot = slot_of(current)?;
-            let place = ptr::with_exposed_provenance_mut(storage + offsets.deleter);
-            // SAFETY: the caller's obligation. Our function frees the memory as the one that it replaces. Another export
-            // writes the same.
-            unsafe { AtomicUsize::from_ptr(place) }.store(ours(slot), Relaxed);
-            slot
-        }
-    };
-    exported().entry((context, slot)).or_default().count += 1;
-    Some(Kept { context, slot })
+}
+
+/// Keeps memory until it is dropped.
+pub(crate) struct Kept(Memory);
+
+impl Kept {
+    /// Returns whether PyTorch has let go of the memory.
+    pub(crate) fn is_let_go(&self) -> bool {
+        exported().get(&self.0).is_some_and(|exports| exports.let_go > 0)
+    }
 }
 
 /// Returns the slot of a deleter of PyTorch's; `None` if it is not to be replaced.
@@ -147,7 +166,7 @@ fn copy_on_write() -> Option<usize> {
 ///
 /// That of the deleter.
 unsafe extern "C" fn let_go<const SLOT: usize>(context: *mut c_void) {
-    if let Some(exports) = exported().get_mut(&(context.expose_provenance(), SLOT)) {
+    if let Some(exports) = exported().get_mut(&Memory { context: context.expose_provenance(), slot: SLOT }) {
         exports.let_go += 1;
         return;
     }
@@ -170,7 +189,7 @@ unsafe fn free(context: *mut c_void, slot: usize) {
 impl Drop for Kept {
     fn drop(&mut self) {
         let mut exported = exported();
-        let Entry::Occupied(mut entry) = exported.entry((self.context, self.slot)) else { return };
+        let Entry::Occupied(mut entry) = exported.entry(self.0) else { return };
         entry.get_mut().count -= 1;
         if entry.get().count > 0 {
             return;
@@ -178,21 +197,19 @@ impl Drop for Kept {
         let let_go = entry.remove().let_go;
         drop(exported);
         for _ in 0..let_go {
-            release(LetGo { context: self.context, slot: self.slot });
+            release(LetGo(self.0));
         }
     }
 }
 
 /// Memory that PyTorch has let go of.
-struct LetGo {
-    context: usize,
-    slot: usize,
-}
+struct LetGo(Memory);
 
 impl Drop for LetGo {
     fn drop(&mut self) {
+        let Memory { context, slot } = self.0;
         // SAFETY: PyTorch has called the deleter once for this, and no export is left.
-        unsafe { free(ptr::with_exposed_provenance_mut(self.context), self.slot) };
+        unsafe { free(ptr::with_exposed_provenance_mut(context), slot) };
     }
 }
 

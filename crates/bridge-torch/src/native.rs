@@ -7,13 +7,13 @@
 use crate::counter::Counters;
 use crate::describe::{Access, Describe};
 use crate::exchange::Borrow;
-use crate::hold::{Hold, StorageHold, hold};
+use crate::hold::{Hold, Keeper, Place, hold};
 use crate::library::{AtTensor, Held, MemoryOffsets, SEARCHED, function, search, word};
 use crate::mark::{Marks, words};
-use crate::memory;
+use crate::memory::Memory;
 use bridge_core::dlpack::ffi::DLTensor;
 use bridge_core::{DType, Error, ErrorKind, Pending, Result};
-use bridge_pyo3::{Mark, PyTensor, probe, watch_for_exit};
+use bridge_pyo3::{Guarded, Mark, PyTensor, probe, watch_for_exit};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 use std::ffi::{c_int, c_void};
@@ -29,7 +29,7 @@ pub(crate) struct Native {
     describe: Option<Describe>,
     marks: Option<Marks>,
     counters: Option<Counters>,
-    /// Whether [`memory::keep`] does what it says.
+    /// Whether [`Memory::keep`] does what it says.
     keeps_memory: bool,
 }
 
@@ -180,9 +180,8 @@ impl Native {
         let options = [("device", "cpu".into_pyobject(torch.py())?)].into_py_dict(torch.py())?;
         let sample = torch.call_method("zeros", (8,), Some(&options))?;
         // SAFETY: the tensor keeps its storage, whose memory is on the host. The GIL is held.
-        let Some(kept) = (unsafe { memory::keep(self.storage(&sample), self.offsets.memory) }) else {
-            return Ok(false);
-        };
+        let kept = unsafe { Memory::of(self.storage(&sample), self.offsets.memory).map(|memory| memory.keep()) };
+        let Some(kept) = kept else { return Ok(false) };
         let before = kept.is_let_go();
         sample.call_method0("untyped_storage")?.call_method1("resize_", (4096,))?;
         Ok(!before && kept.is_let_go())
@@ -349,12 +348,13 @@ impl Native {
         let storage = self.storage(object);
         if is_on_host && storage != 0 && self.keeps_memory {
             // SAFETY: the tensor keeps its storage, whose memory is on the host. The GIL is held.
-            if let Some(kept) = unsafe { memory::keep(storage, self.offsets.memory) } {
+            if let Some(memory) = unsafe { Memory::of(storage, self.offsets.memory) } {
                 watch_for_exit(object.py());
-                return Ok(Hold::Memory(kept));
+                // SAFETY: as above.
+                return hold(Place::Memory(memory), || Ok(Keeper::Memory(unsafe { memory.keep() })));
             }
         }
-        hold(storage, || {
+        hold(Place::Storage(storage), || {
             let mut held = ptr::null_mut();
             // SAFETY: the object keeps the tensor. No dimensions are read, and the result is writable and ours. The
             // function catches what C++ throws.
@@ -365,7 +365,7 @@ impl Native {
                 return Err(Error::new(ErrorKind::Framework, text));
             };
             watch_for_exit(object.py());
-            Ok(StorageHold::new(Held { tensor, delete: self.functions.delete }))
+            Ok(Keeper::Storage(Guarded::new(Held { tensor, delete: self.functions.delete })))
         })
     }
 }
