@@ -212,7 +212,8 @@ def test_memory_does_not_grow(cluster: Cluster, node: str) -> None:
         wait_until(lambda: answer(cluster.near, lambda self: held()) == (0, 0, 0))
         return [answer(actor, resident) for actor in (cluster.near, receiver)]
 
-    # The allocators of PyTorch and Ray keep some tensors' memory for the next, for each thread. What leaks grows always.
+    # The allocators of PyTorch and Ray keep some tensors' memory for the next ones, for each thread. What leaks grows
+    # each time.
     sizes = [after_rounds()]
     while len(sizes) < 12:
         sizes.append(after_rounds())

@@ -1,4 +1,4 @@
-"""Views keep memory that PyTorch gives a storage another in place of: ``share_memory_``, ``resize_``, a queue, a loader."""
+"""Views keep their memory when PyTorch gives a storage another: ``share_memory_``, ``resize_``, a queue, a loader."""
 
 from __future__ import annotations
 
