@@ -61,19 +61,21 @@ fn has_streams(kind: DeviceKind) -> bool {
     [DeviceKind::CUDA, DeviceKind::CUDA_MANAGED].contains(&kind)
 }
 
-/// Returns the CUDA device of a producer and the stream that its work is in, where the exchange table of its type says
-/// so. `__dlpack__` may take no notice of the stream that it is called with, as that of tvm-ffi.
+/// Returns the CUDA device of a producer and the stream that its work is in, where the exchange table of its type or its
+/// library says so. `__dlpack__` may take no notice of the stream that it is called with, as that of tvm-ffi.
 ///
 /// # Errors
 ///
 /// What the producer raises.
 fn work_stream(producer: &PyTensor<'_>) -> PyResult<Option<(Device, Stream)>> {
     let py = producer.py();
-    let Some(current) = exchange_table(&producer.get_type())?.and_then(|table| table.current_work_stream) else {
-        return Ok(None);
-    };
     let Some((_, index)) = named_device(producer)?.filter(|(kind, _)| has_streams(*kind)) else { return Ok(None) };
     let device = Device::cuda(index);
+    let Some(current) = exchange_table(&producer.get_type())?.and_then(|table| table.current_work_stream) else {
+        let Some(stream) = stream_of_library(producer, index)? else { return Ok(None) };
+        // SAFETY: the library names a stream that exists while it is current.
+        return Ok(Some((device, unsafe { Stream::from_handle(stream) })));
+    };
     let DLDevice { device_type, device_id } = device.into();
     let mut stream = ptr::null_mut();
     // SAFETY: the table is valid, the result is writable, and the GIL is held.
@@ -83,6 +85,18 @@ fn work_stream(producer: &PyTensor<'_>) -> PyResult<Option<(Device, Stream)>> {
     }
     // SAFETY: the producer names a stream that exists while it is current (`dlpack.h`).
     Ok(Some((device, unsafe { Stream::from_handle(stream as u64) })))
+}
+
+/// Returns the handle of the stream that a library says is current on a CUDA device, in a function of its own.
+fn stream_of_library(producer: &PyTensor<'_>, index: i32) -> PyResult<Option<u64>> {
+    let py = producer.py();
+    if !is_of(producer, "tvm_ffi") {
+        return Ok(None);
+    }
+    let Some(library) = loaded(py, "tvm_ffi")? else { return Ok(None) };
+    let Some(current) = library.getattr_opt(intern!(py, "get_raw_stream"))? else { return Ok(None) };
+    let device = library.call_method1(intern!(py, "device"), ("cuda", index))?;
+    current.call1((device,))?.extract().map(Some)
 }
 
 /// Calls `__dlpack__` so that the producer orders its work before the legacy default stream. Without

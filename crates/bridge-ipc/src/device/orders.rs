@@ -153,10 +153,13 @@ fn tools() -> Result<Tools> {
 }
 
 /// The interprocess events of this process, with their handles: one for each of its streams that uses events.
-static OWN: Own<BTreeMap<(i32, Role), (Arc<Signal>, Hex<64>)>> = Own::new();
+static OWN: Own<BTreeMap<(i32, Role), Event>> = Own::new();
+
+/// An event, and its handle.
+type Event = (Arc<Signal>, Hex<64>);
 
 /// Returns the event of a stream, and its handle.
-fn event(at: &At, role: Role) -> Result<(Arc<Signal>, Hex<64>)> {
+fn event(at: &At, role: Role) -> Result<Event> {
     let mut own = OWN.lock();
     if let Some(known) = own.get(&(at.device.index, role)) {
         return Ok(known.clone());

@@ -182,7 +182,9 @@ mod tests {
             return;
         };
         // TensorFlow cannot be unloaded.
-        let libraries = std::mem::ManuallyDrop::new(Libraries::load(Series::Two, &folder).unwrap());
+        // SAFETY: it is the folder of a TensorFlow.
+        let libraries = unsafe { Libraries::load(Series::Two, &folder) };
+        let libraries = std::mem::ManuallyDrop::new(libraries.unwrap());
         for (version, ok) in [
             ((1, 15), None),
             ((2, 11), None),

@@ -106,7 +106,7 @@ impl Offsets {
         // SAFETY: the tensor keeps its storage, whose memory is on the host, and is on this thread.
         let kept = unsafe { Memory::of(self.storage_of(&tensor)?, self.memory)?.keep() };
         let before = kept.is_let_go();
-        tensor.f_resize_([1 << 10]).ok()?;
+        let _same = tensor.f_resize_([1 << 10]).ok()?;
         Some(!before && kept.is_let_go())
     }
 
