@@ -119,8 +119,9 @@ impl Candle {
     /// While a tensor of another framework shares the memory of a tensor of candle:
     ///
     /// - No code writes to it through the one while another thread reads or writes it through the other.
-    /// - No reference to its elements is held while other code writes to it: that of a storage guard
-    ///   (`Tensor::storage_and_layout`) sees what [`copy_into`](bridge_core::copy_into) writes, also on one thread.
+    /// - No reference to its elements is held while other code writes to it, and no mutable one while other code reads
+    ///   it: that of a storage guard (`Tensor::storage_and_layout`) sees what [`copy_into`](bridge_core::copy_into)
+    ///   writes, also on one thread, and an operation of candle in place has a mutable one until it ends.
     ///   candle lends its write lock to its own operations alone, and a thread that held the guard would wait for
     ///   itself.
     /// - No custom operation in place (`candle_core::InplaceOp1` and its like) replaces the storage that it is to write

@@ -86,8 +86,8 @@ impl Ort {
     /// ONNX Runtime:
     ///
     /// - No code writes to it through the one while another thread reads or writes it through the other.
-    /// - No reference to its elements is held while other code writes to it: a slice of `try_extract_tensor` sees what
-    ///   [`copy_into`](bridge_core::copy_into) writes, also on one thread.
+    /// - No reference to its elements is held while other code writes to it, and no mutable one while other code reads
+    ///   it: a slice of `try_extract_tensor` sees what [`copy_into`](bridge_core::copy_into) writes, also on one thread.
     ///
     /// Elements of `bool` that come in are 0 or 1. Other frameworks write other bytes as well, which no `bool` of Rust
     /// has.
