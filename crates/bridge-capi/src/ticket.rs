@@ -104,7 +104,7 @@ unsafe fn with_exporter(ticket: *const c_char, body: fn(&Exporter, &Ticket) -> R
     // SAFETY: passed on to the caller.
     let ticket = unsafe { text(ticket, "ticket") }?.parse()?;
     let none = || refused("this process shares nothing: pass the ticket where it was made");
-    body(&*process::exporter_if_any().ok_or_else(none)?, &ticket)
+    body(&*process::exporter_of(&ticket).ok_or_else(none)?, &ticket)
 }
 
 /// Ends all shares of this process. Call it before a process ends that has shared, or leave it to the system.

@@ -1,8 +1,9 @@
 //! The one exporter of a process, for libraries that many parts of a program share.
 
-use crate::exporter::Exporter;
+use crate::exporter::{Exporter, Held};
 use crate::own::Own;
 use crate::settings::{self, Settings};
+use crate::ticket::Ticket;
 use bridge_core::{Error, ErrorKind, Result};
 use std::mem;
 use std::sync::Arc;
@@ -36,6 +37,24 @@ pub fn exporter() -> Result<Arc<Exporter>> {
 /// Returns the exporter of this process, if it has made one.
 pub fn exporter_if_any() -> Option<Arc<Exporter>> {
     EXPORTER.lock().clone()
+}
+
+/// Returns the exporter of this process that has made a ticket, else the one that shares now, if there is one.
+pub fn exporter_of(ticket: &Ticket) -> Option<Arc<Exporter>> {
+    let former = UNREACHABLE.lock().iter().find(|exporter| exporter.has_made(ticket)).cloned();
+    former.or_else(exporter_if_any)
+}
+
+/// Returns what other processes hold of this one.
+pub fn held() -> Held {
+    let former = UNREACHABLE.lock().clone();
+    let all = former.into_iter().chain(exporter_if_any()).map(|exporter| exporter.held());
+    all.fold(Held::default(), |one, other| Held {
+        shares: one.shares + other.shares,
+        leases: one.leases + other.leases,
+        connections: one.connections + other.connections,
+        bytes: one.bytes + other.bytes,
+    })
 }
 
 /// Sets how the exporter of this process is made, and which users this process accepts.

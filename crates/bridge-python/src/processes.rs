@@ -298,7 +298,7 @@ pub(crate) fn ipc_revoke(ticket: &Bound<'_, PyAny>, told: bool) -> PyResult<()> 
     let revoke = || {
         let ticket = read(ticket)?;
         let none = || argument("this process shares nothing: pass the ticket where it was made");
-        let exporter = process::exporter_if_any().ok_or_else(none)?;
+        let exporter = process::exporter_of(&ticket).ok_or_else(none)?;
         py.detach(|| if told { exporter.revoke(&ticket) } else { exporter.end(&ticket) })
     };
     revoke().map_err(|error| into_python(py, error))
@@ -343,7 +343,7 @@ pub(crate) fn ipc_close(py: Python<'_>) {
 /// Returns what other processes hold of this one: shares, leases, connections and bytes.
 #[pyfunction]
 pub(crate) fn ipc_held() -> (usize, usize, usize, usize) {
-    let held = process::exporter_if_any().map_or_else(Default::default, |exporter| exporter.held());
+    let held = process::held();
     (held.shares, held.leases, held.connections, held.bytes)
 }
 

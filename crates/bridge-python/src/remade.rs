@@ -122,12 +122,19 @@ fn is_stored_in_it<'py>(object: &PyTensor<'py>, contents: &Contents<'py>) -> PyR
 
 /// Returns a copy of a container with these items. A dict may be its own attributes, and so is its copy.
 fn copied<'py>(object: &PyTensor<'py>, items: &Contents<'py>) -> PyResult<Option<PyTensor<'py>>> {
-    let py = object.py();
+    let (py, attributes) = (object.py(), intern!(object.py(), "__dict__"));
+    if object.is_instance_of::<PyTuple>() {
+        let values = PyTuple::new(py, items.iter().map(|(_, value)| value))?;
+        let copy = py.get_type::<PyTuple>().call_method1(intern!(py, "__new__"), (object.get_type(), values))?;
+        if let Some(found) = object.getattr_opt(attributes)? {
+            copy.getattr(attributes)?.call_method1(intern!(py, "update"), (found,))?;
+        }
+        return Ok(Some(copy));
+    }
     let copy = py.import(intern!(py, "copy"))?.call_method1(intern!(py, "copy"), (object,))?;
     if copy.is(object) {
         return Ok(None);
     }
-    let attributes = intern!(py, "__dict__");
     if object.getattr_opt(attributes)?.is_some_and(|found| found.is(object)) {
         copy.setattr(attributes, &copy)?;
     }

@@ -64,6 +64,18 @@ class Shown(tuple):  # type: ignore[type-arg]
         return (item[0] for item in super().__iter__())
 
 
+class Tagged(tuple):  # type: ignore[type-arg]
+    """A tuple with an attribute."""
+
+    tag: str
+
+
+def tagged(tensor: Any) -> Tagged:
+    made = Tagged([tensor])
+    made.tag = "kept"
+    return made
+
+
 class Itself(dict):  # type: ignore[type-arg]
     """A dict whose copy is itself."""
 
@@ -143,6 +155,7 @@ CONVERTED: dict[str, tuple[Callable[[Any], Any], type, Callable[[Any], Any]]] = 
     "list elsewhere": (lambda t: Elsewhere([t]), list, lambda c: c[0]),
     "dict elsewhere": (lambda t: Twofold(a=[t]), dict, lambda c: c["a"]),
     "tuple elsewhere": (lambda t: Shown([[t]]), tuple, lambda c: c[0]),
+    "of tuple": (tagged, Tagged, lambda c: c[0] if c.tag == "kept" else None),
     "dict that copies itself": (lambda t: Itself(a=t), dict, lambda c: c["a"]),
     "attributes": (lambda t: Attributes(a=t), Attributes, lambda c: c.a),
 }

@@ -562,3 +562,26 @@ def test_a_program_near_its_recursion_limit_learns_nothing_about_the_file(tmp_pa
         except RecursionError:
             failed += 1
     assert 0 < failed < sys.getrecursionlimit()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_what_a_signal_handler_raises_passes(
+    kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise kind("mine")
+
+    paths = [tmp_path / name for name in ("x.npy", "x.npz")]
+    for path in paths:
+        tb.save(path, np.ones(3))
+    for name in ("write_array", "read_magic"):
+        with monkeypatch.context() as patch:
+            patch.setattr(_formats.npy, name, interrupted)
+            for path in paths:
+                with pytest.raises(kind, match="^mine$"):
+                    tb.save(path, np.ones(3)) if name == "write_array" else tb.load(path, "numpy")
+    assert sorted(tmp_path.iterdir()) == paths
+    with monkeypatch.context() as patch:
+        patch.setattr(zipfile, "_EndRecData", interrupted)
+        with pytest.raises(kind, match="^mine$"):
+            tb.load(tmp_path / "x.npz", "numpy")

@@ -280,6 +280,23 @@ def test_what_is_no_write_to_the_view_is_not_found(source: Any, write: str, why:
     source(f"t = tb.to_torch(x)\n{FINDS}\n{write}\nfine(t)\n")
 
 
+def test_a_copier_finds_a_write_after_it_was_made(source: Any) -> None:
+    source(
+        """
+t = tb.to_torch(x)
+copier = tb.copier(t, out=torch.zeros(t.shape))
+copier()
+t += 1
+try:
+    copier()
+except tb.BridgeBufferError as error:
+    assert error.kind == "read_only", error
+else:
+    raise AssertionError
+"""
+    )
+
+
 def test_a_view_is_watched_as_long_as_its_memory_lives(source: Any) -> None:
     source(
         f"""

@@ -244,3 +244,16 @@ print("right")
 """)
     warm.close()
     assert done.stdout == "right\n", done.stderr
+
+
+def test_a_view_of_weights_that_are_mapped_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save(torch.nn.Linear(60, 60).state_dict(), path)
+    module = torch.nn.Linear(60, 60)
+    module.load_state_dict(torch.load(path, mmap=True), assign=True)
+    views = tb.to_numpy(module.state_dict())
+    expected = {name: x.copy() for name, x in views.items()}
+    module.share_memory()
+    path.unlink()
+    assert all((views[name] == expected[name]).all() for name in expected)
+    assert module.weight.is_shared()

@@ -106,6 +106,17 @@ others = [open(f"{folder}/{number}", "w+b") for number in range(16)]
 }
 
 
+def test_a_ticket_of_a_socket_that_was_removed_is_revoked(beside_torch: Warm) -> None:
+    done = beside_torch.run(f"""{OPENED}{SOCKETS["folder"]}
+second = tb.share(np.full(3, 2.0))
+assert tb.processes.held()["shares"] == 2
+tb.revoke(first)
+assert tb.processes.held()["shares"] == 1
+tb.processes.end(second)
+""")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("what", SOCKETS)
 def test_a_socket_that_the_program_took_away_is_made_again(what: str, beside_torch: Warm) -> None:
     done = beside_torch.run(f"""{OPENED}{SOCKETS[what]}

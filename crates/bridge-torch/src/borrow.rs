@@ -5,6 +5,7 @@ use crate::mark::INLINE;
 use crate::raised;
 use crate::refusal::refusal;
 use crate::runtime::Runtime;
+use crate::watched;
 use bridge_core::dlpack::{View, describes, read};
 use bridge_core::{Access, Consumer, DeviceKind, Lent, Result, Stream};
 use bridge_pyo3::{Borrowed, Mark, PyTensor, call, not_a_tensor, without_pending};
@@ -40,6 +41,9 @@ pub(crate) fn borrow<'a>(runtime: &Runtime, tensor: &'a PyTensor<'_>) -> Result<
 /// Returns whether a tensor still is what was exported, where PyTorch's C functions say so.
 pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, lent: &Lent, mark: &Mark) -> bool {
     let Some(native) = &runtime.native else { return false };
+    if watched::check(runtime, tensor).is_err() {
+        return false;
+    }
     if runtime.is_plain(tensor) && native.is_marked(tensor, mark) {
         return true;
     }

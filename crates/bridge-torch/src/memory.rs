@@ -26,9 +26,12 @@ static ORIGINALS: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
 static OURS: [Deleter; SLOTS] = [let_go::<0>, let_go::<1>, let_go::<2>, let_go::<3>];
 static REFUSED: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
 
-/// The libraries with deleters that are replaced. By those of others, PyTorch and its extensions know what they may do
-/// with the memory, such as memory that processes share, which PyTorch does not move.
+/// The libraries with deleters that are replaced.
 const OWNERS: [&str; 3] = ["libc10.so", "libc10_cuda.so", "libtorch_cuda.so"];
+
+/// Those with deleters that are replaced unless processes can share the memory: by these PyTorch knows that they can.
+/// Extensions may know their memory by theirs.
+const SHARERS: [&str; 2] = ["libtorch_cpu.so", "libtorch_python.so"];
 
 /// Exports of memory.
 #[derive(Default)]
@@ -75,13 +78,13 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Returns the memory of a storage, if it can be kept whatever PyTorch does with the storage. Elsewhere a hold on the
-    /// storage keeps it until PyTorch replaces it.
+    /// storage keeps it until PyTorch replaces it. `is_shared` says whether processes can share the memory.
     ///
     /// # Safety
     ///
     /// The storage is alive, has its memory on the host and the offsets that were found, and no other thread changes it
     /// meanwhile.
-    pub(crate) unsafe fn of(storage: usize, offsets: MemoryOffsets) -> Option<Self> {
+    pub(crate) unsafe fn of(storage: usize, offsets: MemoryOffsets, is_shared: impl FnOnce() -> bool) -> Option<Self> {
         // SAFETY: the caller's obligation.
         let (context, current) = unsafe { (word(storage, offsets.context), word(storage, offsets.deleter)) };
         if context == 0 {
@@ -91,7 +94,7 @@ impl Memory {
         if let Some(slot) = (0..SLOTS).find(|slot| ours(*slot) == current) {
             return Some(Self { context, slot });
         }
-        let slot = slot_of(current)?;
+        let slot = slot_of(current, is_shared)?;
         let place = ptr::with_exposed_provenance_mut(storage + offsets.deleter);
         // SAFETY: the caller's obligation. Our function frees the memory as the one that it replaces. Another export
         // writes the same.
@@ -128,23 +131,24 @@ impl Kept {
 }
 
 /// Returns the slot of a deleter of PyTorch's; `None` if it is not to be replaced.
-fn slot_of(deleter: usize) -> Option<usize> {
+fn slot_of(deleter: usize, is_shared: impl FnOnce() -> bool) -> Option<usize> {
     let place = |known: &[AtomicUsize]| known.iter().position(|known| known.load(Relaxed) == deleter);
     match place(&ORIGINALS) {
-        None if place(&REFUSED).is_none() => learn(deleter),
+        None if place(&REFUSED).is_none() => learn(deleter, is_shared),
         slot => slot,
     }
 }
 
 #[cold]
-fn learn(deleter: usize) -> Option<usize> {
+fn learn(deleter: usize, is_shared: impl FnOnce() -> bool) -> Option<usize> {
     static WATCHED: Once = Once::new();
     // SAFETY: the functions lock and unlock, which a thread that forks may do.
     WATCHED.call_once(|| unsafe {
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
     });
     let library = library_of(deleter).unwrap_or_default();
-    let is_replaced = OWNERS.iter().any(|owner| library.ends_with(owner)) && Some(deleter) != copy_on_write();
+    let is_one_of = |names: &[&str]| names.iter().any(|name| library.ends_with(name));
+    let is_replaced = is_one_of(&OWNERS) && Some(deleter) != copy_on_write() || is_one_of(&SHARERS) && !is_shared();
     let known = if is_replaced { &ORIGINALS } else { &REFUSED };
     // One thread at a time takes a slot.
     let _one = exported();

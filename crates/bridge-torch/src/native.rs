@@ -180,7 +180,8 @@ impl Native {
         let options = [("device", "cpu".into_pyobject(torch.py())?)].into_py_dict(torch.py())?;
         let sample = torch.call_method("zeros", (8,), Some(&options))?;
         // SAFETY: the tensor keeps its storage, whose memory is on the host. The GIL is held.
-        let kept = unsafe { Memory::of(self.storage(&sample), self.offsets.memory).map(|memory| memory.keep()) };
+        let kept =
+            unsafe { Memory::of(self.storage(&sample), self.offsets.memory, || true).map(|memory| memory.keep()) };
         let Some(kept) = kept else { return Ok(false) };
         let before = kept.is_let_go();
         sample.call_method0("untyped_storage")?.call_method1("resize_", (4096,))?;
@@ -348,7 +349,7 @@ impl Native {
         let storage = self.storage(object);
         if is_on_host && storage != 0 && self.keeps_memory {
             // SAFETY: the tensor keeps its storage, whose memory is on the host. The GIL is held.
-            if let Some(memory) = unsafe { Memory::of(storage, self.offsets.memory) } {
+            if let Some(memory) = unsafe { Memory::of(storage, self.offsets.memory, || is_shared(object)) } {
                 watch_for_exit(object.py());
                 // SAFETY: as above.
                 return hold(Place::Memory(memory), || Ok(Keeper::Memory(unsafe { memory.keep() })));
@@ -368,6 +369,13 @@ impl Native {
             Ok(Keeper::Storage(Guarded::new(Held { tensor, delete: self.functions.delete })))
         })
     }
+}
+
+/// Returns whether processes can share the memory of a tensor, as far as PyTorch knows.
+#[cold]
+fn is_shared(object: &PyTensor<'_>) -> bool {
+    let is_shared = || object.call_method0("untyped_storage")?.call_method0("is_shared")?.is_truthy();
+    !matches!(probe(object.py(), is_shared()), Ok(Some(false)))
 }
 
 /// Returns all that a description says.

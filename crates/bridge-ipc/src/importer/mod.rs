@@ -250,7 +250,7 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
         _ => error,
     })?;
     let kept = content.kept.then(|| (ticket.clone(), content.clone()));
-    let is_ours = process::exporter_if_any().is_some_and(|exporter| exporter.has_made(ticket));
+    let is_ours = process::exporter_of(ticket).is_some_and(|exporter| exporter.has_made(ticket));
     // From here on the drop returns the lease.
     let mut import = Import { lease: Some(lease), kept, is_ours, segments: Vec::new(), tensors: OnceLock::new() };
     let Content { segments, tensors, points, tree, kept } = content;

@@ -114,9 +114,22 @@ def write_npy(path: str, arrays: Arrays, description: str | None, meter: Meter) 
         npy.write_array(_counted(file, meter), array, allow_pickle=False)
 
 
+@contextlib.contextmanager
+def _archive(path: str) -> Iterator[zipfile.ZipFile]:
+    """Open a new archive, which is left as it is after an error: to close it with half a member is another error."""
+    with open(path, "wb") as file:
+        archive = zipfile.ZipFile(file, "w")
+        try:
+            yield archive
+            archive.close()
+        except BaseException:
+            archive.fp = None
+            raise
+
+
 def write_npz(path: str, arrays: Arrays, description: str | None, meter: Meter) -> None:
     """Write each tensor as a member that is not compressed, with its data at a multiple of 64 bytes."""
-    with zipfile.ZipFile(path, "w") as archive:
+    with _archive(path) as archive:
         for name, array in _numbers(arrays).items():
             member = zipfile.ZipInfo(f"{name}.npy")
             if len(member.filename.encode()) > _NAME:
@@ -337,9 +350,12 @@ def _faults(path: str, *also: type[Exception]) -> Iterator[None]:
             raise
         raise of_kind("file", f"{path}: the file is malformed: {error!s:.300}") from error
     except malformed as error:
-        # zipfile seeks to where a malformed file says.
+        # zipfile seeks to where a malformed file says, and replaces the errors of the system. What has no number is not
+        # the system's: a signal handler may raise TimeoutError.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
+        if isinstance(error.__context__, OSError) and error.__context__.errno is None:
+            raise error.__context__ from None
         raise of_kind("file", f"{path}: the file is truncated or malformed: {error!s:.300}") from error
 
 
@@ -353,7 +369,7 @@ def _header(start: bytes) -> tuple[Any, tuple[int, ...], str, int]:
         )
     try:
         shape, fortran, dtype = _VERSIONS[version](file)
-    except RecursionError:
+    except (OSError, RecursionError):
         raise
     except Exception as error:
         # NumPy passes on what Python's parser raises.

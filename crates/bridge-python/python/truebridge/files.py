@@ -314,6 +314,9 @@ def replaced(path: str) -> Iterator[str]:
         os.chmod(beside, stat.S_IMODE(mode))
         os.replace(beside, path)
     except OSError as error:
+        if error.errno is None:
+            # It is not the system's: a signal handler may raise TimeoutError.
+            raise
         folder = os.path.dirname(path)
         if not os.path.isdir(folder):
             text = f"there is no folder {folder}: make it first, or name another"

@@ -57,7 +57,7 @@ impl Allocator {
     pub(crate) fn keep(&self, tensor: &Tensor) -> Option<Kept> {
         let offsets = self.offsets?;
         // SAFETY: the tensor keeps its storage, whose memory is on the host. A reference to a tensor is on one thread.
-        unsafe { Some(Memory::of(offsets.storage_of(tensor)?, offsets.memory)?.keep()) }
+        unsafe { Some(Memory::of(offsets.storage_of(tensor)?, offsets.memory, || true)?.keep()) }
     }
 
     fn owns(&self, deleter: usize) -> bool {
@@ -104,7 +104,7 @@ impl Offsets {
     /// Returns whether memory stays that libtorch lets go of, tried out with a tensor whose memory it replaces.
     fn keep_memory(&self, mut tensor: Tensor) -> Option<bool> {
         // SAFETY: the tensor keeps its storage, whose memory is on the host, and is on this thread.
-        let kept = unsafe { Memory::of(self.storage_of(&tensor)?, self.memory)?.keep() };
+        let kept = unsafe { Memory::of(self.storage_of(&tensor)?, self.memory, || true)?.keep() };
         let before = kept.is_let_go();
         let _same = tensor.f_resize_([1 << 10]).ok()?;
         Some(!before && kept.is_let_go())
