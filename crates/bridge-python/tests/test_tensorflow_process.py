@@ -20,7 +20,8 @@ tf = pytest.importorskip("tensorflow")
 SETUP = """
 import sys
 sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
-import gc, threading, time, numpy, tensorflow as tf, torch, truebridge as tb
+import gc, threading, time, warnings, numpy, tensorflow as tf, torch, truebridge as tb
+warnings.simplefilter("ignore", tb.ImmutableWarning)
 
 def settle():
     # Where Python is needed, a thread of the package's gives views back.
