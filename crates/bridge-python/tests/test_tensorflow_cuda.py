@@ -469,7 +469,8 @@ with tf.device("GPU:0"):
     x = tf.fill([1 << 20], tf.constant(1e6, "float64"))
     for _ in range(20):
         result = tf.math.igamma(x, x)
-views = [tb.to_tensorflow(tensor), tb.to_torch(result), tb.to_cupy(result), tb.to_tensorflow(cupy.zeros(64))]
+promised = tb.to_torch(result, read_only=True), tb.to_cupy(result, read_only=True)
+views = [tb.to_tensorflow(tensor), *promised, tb.to_tensorflow(cupy.zeros(64))]
 views.append(views[0] + 1)
 del tensor, result
 {last}
