@@ -472,7 +472,7 @@ with tf.device("GPU:0"):
 promised = tb.to_torch(result, read_only=True), tb.to_cupy(result, read_only=True)
 views = [tb.to_tensorflow(tensor), *promised, tb.to_tensorflow(cupy.zeros(64))]
 views.append(views[0] + 1)
-del tensor, result
+del tensor, result, promised
 {last}
 """
     )
