@@ -38,8 +38,8 @@ use pyo3::types::PyCapsule;
 ///     As for ``to_torch``.
 /// read_only : bool, optional
 ///     Whether you promise that consumers do not write. Then read-only memory also goes to consumers of unversioned
-///     capsules, which do not learn that it is read-only, and there is no warning of memory that its framework never
-///     changes.
+///     capsules, which do not learn that it is read-only, and the call does not warn of memory that its framework
+///     never changes.
 ///
 /// Returns
 /// -------

@@ -265,7 +265,7 @@ fine(t.clone()), fine(tb.to_torch(make(){keywords}))
         ("t.data += 1", "a counter of its own"),
         ("t.numpy()[0] = 1", "NumPy counts nothing"),
         ("tb.to_torch(t.numpy()).add_(1)", "another tensor over the memory"),
-        ("t.unsqueeze_(0).squeeze_(0), t.unsqueeze_(0)", "another shape is no write"),
+        ("t.unsqueeze_(0).squeeze_(0), t.unsqueeze_(0)", "another shape is not a write"),
         ("tb.copy(torch.ones(16), out=t)", "the caller has named the target"),
         ("tb.copy([torch.ones(16)], out=[t])", "the caller has named the target"),
         ("tb.copier(torch.ones(16), out=t)()", "the caller has named the target"),
@@ -276,7 +276,7 @@ fine(t.clone()), fine(tb.to_torch(make(){keywords}))
         ),
     ],
 )
-def test_what_is_no_write_to_the_view_is_not_found(source: Any, write: str, why: str) -> None:
+def test_what_is_not_a_write_to_the_view_is_not_found(source: Any, write: str, why: str) -> None:
     source(f"t = tb.to_torch(x)\n{FINDS}\n{write}\nfine(t)\n")
 
 

@@ -87,7 +87,8 @@ impl Memory {
     pub(crate) unsafe fn of(storage: usize, offsets: MemoryOffsets, is_shared: impl FnOnce() -> bool) -> Option<Self> {
         // SAFETY: the caller's obligation.
         let (context, current) = unsafe { (word(storage, offsets.context), word(storage, offsets.deleter)) };
-        if context == 0 {
+        // Without a deleter there is nothing to keep; 0 is also the mark of an empty slot.
+        if context == 0 || current == 0 {
             return None;
         }
         let ours = |slot: usize| OURS[slot] as *const () as usize;
