@@ -11,6 +11,10 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("builtins", "list", "pass numpy.asarray(x), or a list of tensors"),
     ("builtins", "tuple", "pass numpy.asarray(x), or a tuple of tensors"),
     ("builtins", "dict", "pass a dict of tensors, made of its values with numpy.asarray"),
+    ("builtins", "mappingproxy", "pass dict(x), a dict of tensors"),
+    ("collections", "Mapping", "pass dict(x), a dict of tensors"),
+    ("collections", "Sequence", "pass list(x), a list of tensors"),
+    ("collections", "deque", "pass list(x), a list of tensors"),
     ("builtins", "bool", "pass numpy.asarray(x)"),
     ("builtins", "int", "pass numpy.asarray(x)"),
     ("builtins", "float", "pass numpy.asarray(x)"),
@@ -42,6 +46,8 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("zarr", "Array", "pass array[...], which reads it"),
     ("scipy", "spmatrix", "pass x.toarray()"),
     ("scipy", "sparray", "pass x.toarray()"),
+    ("torch", "ParameterDict", "pass dict(x), a dict of tensors"),
+    ("torch", "ParameterList", "pass list(x), a list of tensors"),
     ("torch", "Module", "pass module.state_dict(), a dict of tensors"),
     ("torch", "Optimizer", "pass optimizer.state_dict(), a dict of tensors"),
     ("torch", "DataLoader", "pass the batches that it yields"),
@@ -56,6 +62,8 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("jax", "ShapeDtypeStruct", "it has no values: pass an array, such as jax.numpy.zeros(x.shape, x.dtype)"),
     ("jax", "Ref", "pass ref[...], which reads it"),
     ("tensorflow", "DatasetV2", "pass the tensors that it yields"),
+    ("tensorflow", "_DictWrapper", "pass dict(x), a dict of tensors"),
+    ("tensorflow", "ListWrapper", "pass list(x), a list of tensors"),
     ("tensorflow", "Module", "pass module.variables"),
 ];
 

@@ -129,7 +129,7 @@ fn connected(path: &Path) -> Result<UnixStream> {
                 Error::new(ErrorKind::Argument, "the path of the socket is too long: name a shorter one")
             }
             Errno::INVAL => Error::new(ErrorKind::Argument, "the path of the socket has a byte 0: name another one"),
-            errno => failed("the socket of the other process cannot be reached")(errno),
+            errno => failed(&format!("cannot connect to the socket {}", path.display()))(errno),
         };
         return Err(error.caused_by(std::io::Error::from(errno)));
     }

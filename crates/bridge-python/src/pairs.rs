@@ -3,7 +3,7 @@
 use crate::containers::{Kind, Step, is_plain, raised};
 use crate::errors::argument;
 use crate::frameworks::{AnyAdapter, adapter_of, not_a_capsule, seen, source};
-use crate::holders::holds_none;
+use crate::holders::{all_of, holds_none};
 use crate::progress;
 use crate::trees::{DEEPEST, Tree};
 use bridge_core::{DType, DeviceKind, Error, ErrorKind, Misfit, Pair, Result};
@@ -182,9 +182,8 @@ impl<'py> Pairs<'py> {
         }
         self.kept.extend([src.clone(), out.clone()]);
         self.open.push(address);
-        let contents = |kind: Kind, object: &PyTensor<'py>| kind.contents(object).map_err(raised(object)).map_err(lost);
-        let targets = contents(kind, out)?;
-        let sources = contents(of_source.unwrap_or(kind), src)?;
+        let targets = all_of(out, kind).map_err(lost)?;
+        let sources = all_of(src, of_source.unwrap_or(kind)).map_err(lost)?;
         if sources.len() != targets.len() {
             let lacking = |contents: &[_], other: &_, held: &[_]| {
                 lacking(contents, other, held).map_err(raised(out)).map_err(|error| Lost { place, error })

@@ -3,7 +3,7 @@
 use crate::containers::{Kind, Step, is_plain, raised};
 use crate::errors::argument;
 use crate::frameworks::{AnyAdapter, adapter_of, seen};
-use crate::holders::holds_none;
+use crate::holders::{all_of, holds_none};
 use bridge_core::{Error, Failed, Result};
 use bridge_pyo3::PyTensor;
 use std::collections::HashMap;
@@ -168,7 +168,9 @@ impl<'py> Tree<'py> {
             return Err(argument(text).into());
         }
         let mut changes = Vec::new();
-        for (step, value) in kind.contents(object).map_err(raised(object))? {
+        let contents =
+            if self.passes_holders { kind.contents(object).map_err(raised(object))? } else { all_of(object, kind)? };
+        for (step, value) in contents {
             match self.walk(&value, depth + 1) {
                 Ok(Node::Other) => (),
                 Ok(node) => changes.push((step, node)),

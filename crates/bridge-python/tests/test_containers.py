@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,6 +210,10 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "set": (lambda t: {t}, r"x\.\*"),
     "frozenset": (lambda t: frozenset([t]), r"x\.\*"),
     "values": (lambda t: {"a": t}.values(), r"x\.\*"),
+    "partial": (lambda t: functools.partial(print, t), r"x\.\*\[0\]"),
+    "exception": (lambda t: ValueError("text", t), r"x\.\*\[1\]"),
+    "iterator": (lambda t: iter([t]), r"x\.\*\[0\]"),
+    "map": (lambda t: map(abs, (t,)), r"x\.\*\[0\]\.\*\[0\]"),
 }
 
 
@@ -235,6 +240,31 @@ def test_what_holds_a_tensor_and_is_not_a_container_is_refused(name: str) -> Non
         tb.share(source)
     # The arguments of a function are not a tree: it takes what it takes.
     assert tb.call(lambda head, x: head, source["head"], ones()) is source["head"]
+
+
+class Scaled(list[Any]):
+    def __init__(self, elements: list[Any], scale: Any) -> None:
+        super().__init__(elements)
+        self.scale, self.first, self.parent = scale, elements[0], None
+
+
+@dataclasses.dataclass
+class Fields(dict[str, Any]):
+    scale: Any = None
+
+
+def test_a_container_with_a_tensor_besides_its_elements_is_refused() -> None:
+    fields = Fields({"scale": [ones()]})
+    fields["x"] = ones()
+    for tree, path in [(Scaled([ones()], ones()), r"x\.scale"), (fields, r"x\.scale\['scale'\]\[0\]")]:
+        for call in (tb.to_numpy, lambda x: tb.plan(x, "numpy"), lambda x: tb.copy(x, out=x)):
+            with pytest.raises(tb.BridgeTypeError, match=rf"holds a tensor \({path}\) that is not one of its"):
+                call(tree)
+    # The attributes of a parent are its own.
+    tree = Scaled([ones()], 2)
+    tree.parent = Scaled([ones(), tree], 3)
+    converted = tb.to_numpy(tree)
+    assert (type(converted), converted[0].tolist(), converted.scale) == (Scaled, [1, 1], 2)
 
 
 @pytest.mark.parametrize("make", [lambda: Plain(ones()), lambda: Elsewhere([ones()])])
@@ -271,6 +301,9 @@ class Circle:
 
 
 PASSED: dict[str, Callable[[], Any]] = {
+    "partial": lambda: functools.partial(print, 1),
+    "method": lambda: Plain(ones()).__init__,
+    "iterator": lambda: iter([1, 2]),
     "namespace": lambda: types.SimpleNamespace(a=1),
     "dataclass": Config,
     "object": lambda: Plain(1),

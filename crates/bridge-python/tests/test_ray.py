@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -499,7 +500,9 @@ def test_the_page_runs(cluster: Cluster, tmp_path: Path, number: int) -> None:
     block = block.replace("head_node_args={", "head_node_args={" + here)
     block = block.replace("add_node(", f'add_node(node_ip_address="{LOOPBACK}", ')
     block = block.replace("address=nodes.address", f'address=nodes.address, _node_ip_address="{LOOPBACK}"')
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     program = tmp_path / "page.py"
-    program.write_text(block)
+    program.write_text(block.replace("29511", port))
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
     assert done.returncode == 0, done.stderr

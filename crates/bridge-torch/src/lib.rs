@@ -35,6 +35,8 @@ mod describe;
 mod exchange;
 #[cfg(feature = "python")]
 mod export;
+#[cfg(any(feature = "python", feature = "tch"))]
+mod fork;
 #[cfg(feature = "python")]
 mod hold;
 #[cfg(feature = "python")]

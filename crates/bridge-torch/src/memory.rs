@@ -5,14 +5,14 @@
 //! the memory, and counts the exports: what PyTorch lets go of is freed after the last of them. Nothing else of the
 //! storage changes, and the function stays there after the last export.
 
+use crate::fork;
 use crate::library::{MemoryOffsets, function, library_of, word};
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{LazyLock, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{mem, ptr};
 
 /// `c10::DeleterFnPtr`, which frees memory. It takes what the storage keeps for it.
@@ -35,7 +35,7 @@ const SHARERS: [&str; 2] = ["libtorch_cpu.so", "libtorch_python.so"];
 
 /// Exports of memory.
 #[derive(Default)]
-struct Exports {
+pub(crate) struct Exports {
     count: usize,
     /// How often PyTorch has let go of it: several storages may have one value for their deleter.
     let_go: usize,
@@ -43,7 +43,7 @@ struct Exports {
 
 /// Hashes an address.
 #[derive(Default)]
-struct AddressHasher(u64);
+pub(crate) struct AddressHasher(u64);
 
 impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {
@@ -60,11 +60,11 @@ impl Hasher for AddressHasher {
     }
 }
 
-type Exported = HashMap<Memory, Exports, BuildHasherDefault<AddressHasher>>;
+pub(crate) type Exported = HashMap<Memory, Exports, BuildHasherDefault<AddressHasher>>;
 
 static EXPORTED: LazyLock<Mutex<Exported>> = LazyLock::new(Mutex::default);
 
-fn exported() -> MutexGuard<'static, Exported> {
+pub(crate) fn exported() -> MutexGuard<'static, Exported> {
     EXPORTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -142,11 +142,7 @@ fn slot_of(deleter: usize, is_shared: impl FnOnce() -> bool) -> Option<usize> {
 
 #[cold]
 fn learn(deleter: usize, is_shared: impl FnOnce() -> bool) -> Option<usize> {
-    static WATCHED: Once = Once::new();
-    // SAFETY: the functions lock and unlock, which a thread that forks may do.
-    WATCHED.call_once(|| unsafe {
-        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
-    });
+    fork::watch();
     let library = library_of(deleter).unwrap_or_default();
     let is_one_of = |names: &[&str]| names.iter().any(|name| library.ends_with(name));
     let is_replaced = is_one_of(&OWNERS) && Some(deleter) != copy_on_write() || is_one_of(&SHARERS) && !is_shared();
@@ -227,17 +223,4 @@ fn release(memory: LetGo) {
 #[cfg(not(feature = "python"))]
 fn release(memory: LetGo) {
     drop(memory);
-}
-
-thread_local! {
-    /// The lock, while this thread forks: a child must not begin with a lock that a thread of its parent holds.
-    static FORKING: RefCell<Option<MutexGuard<'static, Exported>>> = const { RefCell::new(None) };
-}
-
-unsafe extern "C" fn before_fork() {
-    let _ = FORKING.try_with(|guard| guard.replace(Some(exported())));
-}
-
-unsafe extern "C" fn after_fork() {
-    let _ = FORKING.try_with(RefCell::take);
 }

@@ -4,6 +4,7 @@
 //! than its storage lives, and a later storage may have the same address: it has other memory.
 
 use crate::counter::counted_by;
+use crate::fork;
 use crate::raised;
 use crate::runtime::Runtime;
 use bridge_core::{Error, ErrorKind, Layout, Lease, Result};
@@ -23,7 +24,7 @@ struct View {
 }
 
 /// The views that are watched.
-struct Views {
+pub(crate) struct Views {
     /// By the address of their storage.
     views: BTreeMap<usize, View>,
     /// Their storages, by the number of their lease.
@@ -35,7 +36,7 @@ static VIEWS: Mutex<Views> = Mutex::new(Views { views: BTreeMap::new(), storages
 /// How many views there are, which is read without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn views() -> MutexGuard<'static, Views> {
+pub(crate) fn views() -> MutexGuard<'static, Views> {
     VIEWS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -53,6 +54,7 @@ fn is_any() -> bool {
 /// Watches the view that was made of the lease with this number.
 pub(crate) fn enter(runtime: &Runtime, tensor: &PyTensor<'_>, lease: usize, layout: Layout) -> Result<()> {
     let (storage, memory) = storage(runtime, tensor)?;
+    fork::watch();
     let mut views = views();
     views.storages.insert(lease, storage);
     views.views.insert(storage, View { layout, memory, lease });

@@ -240,11 +240,8 @@ FORMATS: dict[str, tuple[Callable[[str, Arrays, Any, Meter], None], Callable[[st
 
 
 def _named(arrays: Arrays) -> Arrays:
-    """Refuse containers that are not saved, and names that no file can hold."""
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            text = f"{name}: {type(array).__name__} is not a tensor: save a dict, a list or a tuple of those in it"
-            raise of_kind("not_a_tensor", text)
+    """Refuse names that no file can hold."""
+    for name in arrays:
         if "\0" in name or name == "__metadata__" or any("\ud800" <= letter <= "\udfff" for letter in name):
             raise of_kind("argument", f"{name!r:.80} cannot be the name of a tensor in a file: choose another key")
     return arrays

@@ -72,7 +72,9 @@ def to_onnxruntime(
     try:
         from onnxruntime import OrtValue
     except ImportError as error:
-        raise of_kind("missing", "onnxruntime is not installed: pip install onnxruntime") from error
+        is_there = not isinstance(error, ModuleNotFoundError)
+        text = f"cannot import onnxruntime: {error}" if is_there else "install onnxruntime: pip install onnxruntime"
+        raise of_kind("missing", text) from error
     stream = None if session is None else _compute_stream(session)
     loan = _core.lend(x, stream, copy=copy, order="C", read_only=read_only)
     if not isinstance(loan, _core.Loan):

@@ -225,21 +225,22 @@ class _Transport(TensorTransportManager):  # type: ignore[misc]
 
     def extract_tensor_transport_metadata(self, obj_id: str, tensors: Sequence[Any]) -> _About:
         # A task that Ray repeats has made the object already.
-        if obj_id not in _held:
+        if (made := _held.get(obj_id)) is None:
             context = ray.get_runtime_context()
             connection = (context.get_node_id(), context.get_worker_id())
             # The references of an earlier connection ended with it, which Ray does not tell.
-            for other in [other for other, held in _held.items() if held.connection != connection]:
+            # Threads of Ray free objects meanwhile, so a copy is walked.
+            for other in [other for other, held in _held.copy().items() if held.connection != connection]:
                 _free(other)
             try:
-                _held[obj_id] = _Held(_about(tensors, connection[0]), tensors, connection)
+                _held[obj_id] = made = _Held(_about(tensors, connection[0]), tensors, connection)
                 _prepare(obj_id)
             except BaseException:
                 _free(obj_id)
                 # Ray has stored the tensors already, and frees them only if there is something to know of them.
                 global_worker.rdt_manager.rdt_store.pop_object(obj_id)
                 raise
-        return _held[obj_id].about
+        return made.about
 
     def recv_multiple_tensors(
         self, obj_id: str, about: _About, between: _From, target_buffers: Sequence[Any] | None = None

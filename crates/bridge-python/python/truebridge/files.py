@@ -219,9 +219,14 @@ def _groups(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _on_the_host(name: str, x: Any) -> Any:
     try:
-        return _core.convert_inside(x, "numpy", device="cpu", progress=False)
+        array = _core.convert_inside(x, "numpy", device="cpu", progress=False)
     except BridgeError as error:
         raise of_kind(error.kind, f"{name}: {error}") from error
+    if not hasattr(array, "dtype"):
+        # It is a container, converted whole.
+        text = f"{name}: {type(x).__name__} is not a tensor: save a dict, a list or a tuple of those in it"
+        raise of_kind("not_a_tensor", text)
+    return array
 
 
 @contextlib.contextmanager
