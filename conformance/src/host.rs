@@ -83,7 +83,8 @@ impl<A: Adapter, H: HostTensors<Tensor = A::Tensor>> HostSubject<A, H> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<A: Adapter, H> Adapter for HostSubject<A, H> {
+// SAFETY: it does what the inner adapter does.
+unsafe impl<A: Adapter, H> Adapter for HostSubject<A, H> {
     type Tensor = A::Tensor;
 
     fn profile(&self) -> &Profile {
@@ -114,8 +115,9 @@ impl<A: Adapter, H> Adapter for HostSubject<A, H> {
         self.adapter.overwritten_all(tensors)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {
-        self.adapter.empty(device, dtype, shape, order)
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {
+        // SAFETY: the caller's obligation.
+        unsafe { self.adapter.empty(device, dtype, shape, order) }
     }
 }
 

@@ -52,7 +52,7 @@ pub fn pending(pending: Pending) -> &'static str {
         Pending::Conjugation => "conjugation",
         Pending::Negation => "negation",
         Pending::NegatedConjugation => "conjugation and negation",
-        Pending::Packing => "packing",
+        _ => "packing",
     }
 }
 

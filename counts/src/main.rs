@@ -58,7 +58,8 @@ fn host() -> Arc<dyn Ordering> {
 /// Plans and transfers in place.
 fn transfers<'a>(dlpack: &'a DLPack, ndarray: &'a NdArray) -> Result<Vec<Named<'a>>> {
     let array = || HostArray::from(vec![1.0_f32; 64]);
-    let image = dlpack.empty(Device::CPU, DType::FLOAT32, &[2, 3, 4, 5], Order::RowMajor)?;
+    // SAFETY: the elements are numbers, of any bits.
+    let image = unsafe { dlpack.empty(Device::CPU, DType::FLOAT32, &[2, 3, 4, 5], Order::RowMajor) }?;
     let (lent, one, nested, many) = (ndarray.export(&array())?, array(), array(), vec![array(); 100]);
     let permuted = Options::default().with_permute(Permutation::new(&[0, 2, 3, 1])?);
     let (first, second, third, fourth) = (host(), host(), host(), host());
@@ -93,7 +94,8 @@ fn transfers<'a>(dlpack: &'a DLPack, ndarray: &'a NdArray) -> Result<Vec<Named<'
 
 /// Managed tensors of DLPack, as a capsule holds them.
 fn codec<'a>(dlpack: &'a DLPack, ndarray: &'a NdArray) -> Result<Vec<Named<'a>>> {
-    let tensor = dlpack.empty(Device::CPU, DType::FLOAT32, &[2, 3, 4, 5], Order::RowMajor)?;
+    // SAFETY: the elements are numbers, of any bits.
+    let tensor = unsafe { dlpack.empty(Device::CPU, DType::FLOAT32, &[2, 3, 4, 5], Order::RowMajor) }?;
     let (array, ordering) = (HostArray::from(vec![1.0_f32; 64]), host());
     Ok(vec![
         (
@@ -118,7 +120,8 @@ fn codec<'a>(dlpack: &'a DLPack, ndarray: &'a NdArray) -> Result<Vec<Named<'a>>>
 
 /// Copies that are so small that to plan them is most of the work.
 fn copies(ndarray: &NdArray) -> Result<Vec<Named<'_>>> {
-    let empty = |shape: &[i64], order| ndarray.empty(Device::CPU, DType::FLOAT32, shape, order);
+    // SAFETY: the elements are numbers, of any bits.
+    let empty = |shape: &[i64], order| unsafe { ndarray.empty(Device::CPU, DType::FLOAT32, shape, order) };
     let (rows, columns) = (empty(&[8, 8], Order::RowMajor)?, empty(&[8, 8], Order::ColumnMajor)?);
     let (same, fresh) = (empty(&[8, 8], Order::RowMajor)?, empty(&[2, 3, 4, 5], Order::RowMajor)?);
     let ordering = bridge_copy::ordering();

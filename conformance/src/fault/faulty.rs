@@ -115,7 +115,8 @@ impl<A: Subject> Faulty<A> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<A: Breakable> Adapter for Faulty<A> {
+// SAFETY: the faults are what the suite has to find, in memory that it owns.
+unsafe impl<A: Breakable> Adapter for Faulty<A> {
     type Tensor = A::Tensor;
 
     fn profile(&self) -> &Profile {
@@ -200,8 +201,9 @@ impl<A: Breakable> Adapter for Faulty<A> {
         self.sound.overwritten_all(tensors)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {
-        self.sound.empty(device, dtype, shape, order)
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {
+        // SAFETY: the caller's obligation.
+        unsafe { self.sound.empty(device, dtype, shape, order) }
     }
 }
 
@@ -337,7 +339,8 @@ struct Liar {
     keeps: Option<Keeps>,
 }
 
-impl Consumer for Liar {
+// SAFETY: the faults are what the suite has to find, in memory that it owns.
+unsafe impl Consumer for Liar {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         match self.claims {
             Some(stream) => Ok(Some(stream)),

@@ -55,7 +55,8 @@ struct NoStreams {
     views: Views,
 }
 
-impl Consumer for NoStreams {
+// SAFETY: a piece is read on the host.
+unsafe impl Consumer for NoStreams {
     fn current_stream(&self, _: bridge_core::Device) -> Result<Option<bridge_core::Stream>> {
         Ok(None)
     }
@@ -74,7 +75,8 @@ impl Default for Pieces {
     }
 }
 
-impl Adapter for Pieces {
+// SAFETY: a piece keeps its lease and is read on the host.
+unsafe impl Adapter for Pieces {
     type Tensor = Piece;
 
     fn profile(&self) -> &Profile {

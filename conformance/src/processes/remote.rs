@@ -287,7 +287,8 @@ impl Remote {
     }
 }
 
-impl Adapter for Remote {
+// SAFETY: the other process keeps the memory for as long as its ticket is open.
+unsafe impl Adapter for Remote {
     type Tensor = RemoteTensor;
 
     fn profile(&self) -> &Profile {
@@ -339,7 +340,7 @@ impl Adapter for Remote {
     }
 
     /// Makes memory of the host. On a device the framework would not wait for what this process writes into it.
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<RemoteTensor> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<RemoteTensor> {
         if (device, self.device, order) != (Device::CPU, Device::CPU, Order::RowMajor) {
             let text = "the other process makes row-major memory of the host only";
             return Err(Error::new(ErrorKind::CopyNeeded, text));
@@ -351,7 +352,8 @@ impl Adapter for Remote {
 /// The same framework to those who open its tensors: what is to be copied on a device has room in this process.
 struct Opening<'a>(&'a Remote);
 
-impl Adapter for Opening<'_> {
+// SAFETY: the other process keeps the memory for as long as its ticket is open.
+unsafe impl Adapter for Opening<'_> {
     type Tensor = RemoteTensor;
 
     fn profile(&self) -> &Profile {
@@ -374,8 +376,9 @@ impl Adapter for Opening<'_> {
         self.0.compact(tensor)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<RemoteTensor> {
-        let room = self.0.ipc.empty(device, dtype, shape, order)?;
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<RemoteTensor> {
+        // SAFETY: the caller's obligation.
+        let room = unsafe { self.0.ipc.empty(device, dtype, shape, order) }?;
         Ok(self.0.known(ROOM, (room.data(), room.data()), Some(room), None, 0))
     }
 }

@@ -49,7 +49,8 @@ pub(super) struct FailingAdapter<'a, X> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<X> Adapter for FailingAdapter<'_, X> {
+// SAFETY: it does what the inner adapter does, or fails.
+unsafe impl<X> Adapter for FailingAdapter<'_, X> {
     type Tensor = X;
 
     fn profile(&self) -> &Profile {
@@ -87,9 +88,10 @@ impl<X> Adapter for FailingAdapter<'_, X> {
         self.adapter.overwritten_all(tensors)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<X> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<X> {
         self.countdown.call("an allocation")?;
-        self.adapter.empty(device, dtype, shape, order)
+        // SAFETY: the caller's obligation.
+        unsafe { self.adapter.empty(device, dtype, shape, order) }
     }
 }
 

@@ -521,7 +521,7 @@ fn with_pending(sides: &Sides, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case
         Pending::Negation => &[DType::FLOAT32, DType::FLOAT64][..],
         Pending::Conjugation | Pending::NegatedConjugation => &[DType::COMPLEX64, DType::COMPLEX128],
         // The strides of a case are whole elements.
-        Pending::Packing => &[],
+        _ => &[],
     };
     let pairs = sides.from.can.defers.iter().flat_map(|pending| known(*pending).iter().map(|dtype| (*pending, *dtype)));
     let common = sides.common_dtypes();

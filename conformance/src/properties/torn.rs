@@ -264,7 +264,8 @@ impl<'a, F, T> Scene<'a, F, T> {
 /// Makes the tensor that `spec` describes, with this byte everywhere: in memory of the host, where that is asked for and
 /// the framework has it beside that of the device.
 fn made<S>(subject: &dyn Subject<Tensor = S>, spec: &Spec, on_host: bool, byte: u8) -> Result<S, Failure> {
-    let in_host_memory = || subject.empty(Device::CPU, spec.dtype, &spec.shape, Order::RowMajor).ok();
+    // SAFETY: it is filled below.
+    let in_host_memory = || unsafe { subject.empty(Device::CPU, spec.dtype, &spec.shape, Order::RowMajor) }.ok();
     let is_there = |tensor: &S| subject.observe(tensor).is_ok_and(|seen| seen.device == Device::CPU);
     let moved = (on_host && subject.device() != Device::CPU).then(in_host_memory).flatten().filter(is_there);
     match moved {

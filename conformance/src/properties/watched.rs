@@ -23,7 +23,8 @@ impl Drop for Owner {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<F> Adapter for Watched<'_, F> {
+// SAFETY: it does what the inner adapter does.
+unsafe impl<F> Adapter for Watched<'_, F> {
     type Tensor = F;
 
     fn profile(&self) -> &Profile {
@@ -67,7 +68,8 @@ impl<F> Adapter for Watched<'_, F> {
         self.adapter.overwritten_all(tensors)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<F> {
-        self.adapter.empty(device, dtype, shape, order)
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<F> {
+        // SAFETY: the caller's obligation.
+        unsafe { self.adapter.empty(device, dtype, shape, order) }
     }
 }

@@ -158,7 +158,7 @@ impl<'py> PySubject<'py> {
             Pending::Conjugation => intern!(py, "conjugation"),
             Pending::Negation => intern!(py, "negation"),
             Pending::NegatedConjugation => intern!(py, "negated_conjugation"),
-            Pending::Packing => intern!(py, "packing"),
+            _ => intern!(py, "packing"),
         });
         let dtype = PyString::new(py, &dtype.to_string());
         self.spec.call1((dtype, shape, strides, offset, base, align, read_only, pending))
@@ -207,7 +207,8 @@ fn replace<'py>(tensor: &mut PyTensor<'py>, made: Bound<'py, PyAny>) {
     }
 }
 
-impl<'py> Adapter for PySubject<'py> {
+// SAFETY: it does what the inner adapter does.
+unsafe impl<'py> Adapter for PySubject<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {
@@ -234,8 +235,9 @@ impl<'py> Adapter for PySubject<'py> {
         self.adapter.overwritten(tensor)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
-        self.adapter.empty(device, dtype, shape, order)
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+        // SAFETY: the caller's obligation.
+        unsafe { self.adapter.empty(device, dtype, shape, order) }
     }
 }
 

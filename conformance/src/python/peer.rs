@@ -39,7 +39,8 @@ impl<'py> Deref for Peer<'py> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<'py> Adapter for Peer<'py> {
+// SAFETY: it does what the inner adapter does.
+unsafe impl<'py> Adapter for Peer<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {
@@ -70,8 +71,9 @@ impl<'py> Adapter for Peer<'py> {
         self.foreign.overwritten_all(tensors)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
-        self.foreign.empty(device, dtype, shape, order)
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+        // SAFETY: the caller's obligation.
+        unsafe { self.foreign.empty(device, dtype, shape, order) }
     }
 }
 

@@ -21,7 +21,8 @@ struct Current {
     views: Views,
 }
 
-impl Consumer for Current {
+// SAFETY: a relay is used in the current stream of the suite.
+unsafe impl Consumer for Current {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(self.stream)
     }
@@ -51,7 +52,8 @@ impl Relay {
 /// Float32 elements of a tensor, in two dimensions.
 const SHAPE: [i64; 2] = [256, 256];
 
-impl Adapter for Relay {
+// SAFETY: a capsule keeps its lease, and who takes it orders its own work.
+unsafe impl Adapter for Relay {
     type Tensor = Tensor;
 
     fn profile(&self) -> &Profile {

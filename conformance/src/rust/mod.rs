@@ -65,14 +65,15 @@ macro_rules! forward_adapter {
                 self.adapter.overwritten(tensor)
             }
 
-            fn empty(
+            unsafe fn empty(
                 &self,
                 device: bridge_core::Device,
                 dtype: bridge_core::DType,
                 shape: &[i64],
                 order: bridge_core::Order,
             ) -> bridge_core::Result<$tensor> {
-                self.adapter.empty(device, dtype, shape, order)
+                // SAFETY: the caller's obligation.
+                unsafe { self.adapter.empty(device, dtype, shape, order) }
             }
         }
     };

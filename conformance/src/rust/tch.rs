@@ -114,7 +114,7 @@ impl TchSubject {
             Some(Pending::Negation) => tensor.f_internal_neg_view()?,
             Some(Pending::NegatedConjugation) => tensor.f_conj()?.f_internal_neg_view()?,
             // Tensors of libtorch have strides in elements, so the capabilities leave packing out.
-            Some(Pending::Packing) | None => tensor,
+            _ => tensor,
         };
         Ok((memory, tensor))
     }

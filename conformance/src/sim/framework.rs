@@ -97,7 +97,8 @@ impl SimConsumer {
     }
 }
 
-impl Consumer for SimConsumer {
+// SAFETY: the simulated streams run nothing on memory that is freed.
+unsafe impl Consumer for SimConsumer {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(Some(self.current()))
     }
@@ -223,7 +224,8 @@ impl SimFramework {
     }
 }
 
-impl Adapter for SimFramework {
+// SAFETY: simulated tensors keep their leases.
+unsafe impl Adapter for SimFramework {
     type Tensor = SimTensor;
 
     fn profile(&self) -> &Profile {
@@ -279,7 +281,7 @@ impl Adapter for SimFramework {
         self.writable(tensor)
     }
 
-    fn empty(&self, _: Device, dtype: DType, shape: &[i64], order: Order) -> Result<SimTensor> {
+    unsafe fn empty(&self, _: Device, dtype: DType, shape: &[i64], order: Order) -> Result<SimTensor> {
         if !self.writes() {
             return Err(Error::new(ErrorKind::CopyNeeded, "the tensors of this framework are not written to"));
         }

@@ -43,7 +43,8 @@ impl OnDevice {
     }
 }
 
-impl Consumer for OnDevice {
+// SAFETY: candle does all work of a device in the stream of the device, which this keeps.
+unsafe impl Consumer for OnDevice {
     /// candle works in one stream of a device. `None` on the host, and for other devices, on which it takes nothing.
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         Ok((device == self.device()).then(|| handle_of(&self.candle.cuda_stream())))

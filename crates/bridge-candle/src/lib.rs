@@ -127,6 +127,8 @@ impl Candle {
     /// - No custom operation in place (`candle_core::InplaceOp1` and its like) replaces the storage that it is to write
     ///   to. Those of candle itself write to its elements.
     ///
+    /// There is no safe constructor, because operations of candle in place are safe methods of shared tensors.
+    ///
     /// On a CUDA device the stream of the tensor orders both, and `cudarc` records the uses of candle alone. So:
     ///
     /// - Another stream (`Tensor::to_device` reads in that of its target) uses a tensor that another framework writes
@@ -152,7 +154,9 @@ impl Candle {
     }
 }
 
-impl Adapter for Candle {
+// SAFETY: a storage keeps its lease. Candle works in the stream of the device, which the consumer names, and writes
+// to tensors only as the contract of `new` allows.
+unsafe impl Adapter for Candle {
     type Tensor = Tensor;
 
     fn profile(&self) -> &Profile {
@@ -185,7 +189,7 @@ impl Adapter for Candle {
         Ok(())
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if let Some(cuda) = self.cuda.as_ref().filter(|_| device.kind == DeviceKind::CUDA) {
             cuda.check(device)?;

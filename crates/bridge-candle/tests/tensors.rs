@@ -134,11 +134,14 @@ fn every_dtype_crosses_both_ways() {
             assert_ne!(address(&copy), address(&made));
         }
     }
-    let refused = candle().empty(Device::CPU, DType::COMPLEX64, &[2], Order::RowMajor).unwrap_err();
+    // SAFETY: there is no tensor.
+    let refused = unsafe { candle().empty(Device::CPU, DType::COMPLEX64, &[2], Order::RowMajor) }.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Dtype);
-    let refused = candle().empty(Device::cuda(0), DType::FLOAT32, &[2], Order::RowMajor).unwrap_err();
+    // SAFETY: there is no tensor.
+    let refused = unsafe { candle().empty(Device::cuda(0), DType::FLOAT32, &[2], Order::RowMajor) }.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
-    let refused = candle().empty(Device::CPU, DType::FLOAT32, &[1 << 60], Order::RowMajor).unwrap_err();
+    // SAFETY: there is no tensor.
+    let refused = unsafe { candle().empty(Device::CPU, DType::FLOAT32, &[1 << 60], Order::RowMajor) }.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
 }
 

@@ -15,7 +15,8 @@ pub(crate) static VIEWS: LazyLock<Views> = LazyLock::new(Views::default);
 /// host memory.
 pub(crate) struct InStream(pub(crate) Option<Stream>);
 
-impl Consumer for InStream {
+// SAFETY: the caller of the C function has named the stream.
+unsafe impl Consumer for InStream {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         Ok(self.0.filter(|_| in_streams(device)))
     }
@@ -43,7 +44,8 @@ impl Reader {
     }
 }
 
-impl Adapter for Reader {
+// SAFETY: a view keeps its lease. Streams and writes are what the caller of the C function has promised.
+unsafe impl Adapter for Reader {
     type Tensor = Lease;
 
     fn profile(&self) -> &Profile {

@@ -231,7 +231,8 @@ impl<'a> Caller<'a> {
     }
 }
 
-impl Adapter for Caller<'_> {
+// SAFETY: it only exports.
+unsafe impl Adapter for Caller<'_> {
     type Tensor = CTensor;
 
     fn profile(&self) -> &Profile {
@@ -271,7 +272,7 @@ impl Adapter for Caller<'_> {
     }
 
     /// Allocates memory of the driver's pool, in the stream of the owner. Core allocates host memory.
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<CTensor> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<CTensor> {
         let stream = self.stream.filter(|_| device.kind == DeviceKind::CUDA);
         let (Some(stream), Some(copies)) = (stream, self.ordering.copies()) else {
             return Err(Error::new(ErrorKind::CopyNeeded, format!("there is no memory for copies on {device}")));

@@ -119,7 +119,7 @@ pub unsafe extern "C" fn tb_open(ticket: *const c_char, out: *mut *mut COpened) 
     answer(|| {
         non_null(out, "out")?;
         // SAFETY: the pointer is null or what the header says.
-        let Opened { tensors, tree } = bridge_ipc::open(&unsafe { text(ticket, "ticket") }?.parse()?)?;
+        let Opened { tensors, tree, .. } = bridge_ipc::open(&unsafe { text(ticket, "ticket") }?.parse()?)?;
         let tree = tree.map(|tree| CString::new(tree.replace('\0', " ")).unwrap_or_default());
         // SAFETY: `out` is not null, and the caller may be written to there.
         unsafe { write(out, into_raw(COpened { tensors, tree }), "out") }

@@ -47,7 +47,8 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///     views: Arc<Views>,
 /// }
 ///
-/// impl Adapter for Arrays {
+/// // SAFETY: a view keeps its lease, is in memory of the host, which has no streams, and is never written to.
+/// unsafe impl Adapter for Arrays {
 ///     type Tensor = Array;
 ///
 ///     fn profile(&self) -> &Profile {
@@ -94,7 +95,16 @@ pub const COPY_ALIGNMENT: usize = 64;
 /// assert_ne!(copy.numbers().as_ptr(), view.numbers().as_ptr());
 /// # Ok::<(), Error>(())
 /// ```
-pub trait Adapter {
+///
+/// # Safety
+///
+/// Core reads, writes and frees memory by what an adapter says of its framework, so this is true:
+/// - [`profile`](Self::profile) says what the framework does: a dtype, a layout, a device or an alignment that it lists is
+///   read as that, and a framework that [keeps read-only memory](Profile::keeps_read_only) lets nobody write to it.
+/// - [`consumer`](Self::consumer) is the part whose streams the framework uses imported tensors in.
+/// - A tensor that [`import`](Self::import) returns keeps the lease as long as anything can use the memory.
+/// - [`overwritten`](Self::overwritten) is an error where nobody may write.
+pub unsafe trait Adapter {
     /// A tensor of the framework.
     type Tensor;
 
@@ -169,10 +179,52 @@ pub trait Adapter {
     ///
     /// Errors of the framework. [`ErrorKind::CopyNeeded`] where its memory cannot be written from outside, which is the
     /// default.
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Self::Tensor> {
+    ///
+    /// # Safety
+    ///
+    /// The caller writes every element before other safe code can read it.
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Self::Tensor> {
         let _ = (device, dtype, shape, order);
         let text = format!("{} lends no memory of its own to be written to", self.profile().name);
         Err(Error::new(ErrorKind::CopyNeeded, text))
+    }
+}
+
+// SAFETY: it is the adapter behind the reference.
+unsafe impl<A: Adapter + ?Sized> Adapter for &A {
+    type Tensor = A::Tensor;
+
+    fn profile(&self) -> &Profile {
+        (**self).profile()
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        (**self).consumer()
+    }
+
+    fn export(&self, tensor: &A::Tensor) -> Result<Lent> {
+        (**self).export(tensor)
+    }
+
+    fn import(&self, offer: Offer<'_>) -> Result<A::Tensor> {
+        (**self).import(offer)
+    }
+
+    fn compact(&self, tensor: &A::Tensor) -> Result<A::Tensor> {
+        (**self).compact(tensor)
+    }
+
+    fn overwritten(&self, tensor: &A::Tensor) -> Result<()> {
+        (**self).overwritten(tensor)
+    }
+
+    fn overwritten_all(&self, tensors: &[&A::Tensor]) -> Result<(), Failed> {
+        (**self).overwritten_all(tensors)
+    }
+
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {
+        // SAFETY: the caller's obligation.
+        unsafe { (**self).empty(device, dtype, shape, order) }
     }
 }
 

@@ -63,7 +63,7 @@ words! {
         AllowCopy => "allow a copy, with Options::copy at None",
         AllowMove => "allow a move, with Options::copy at None",
         Copy => "ask for a copy, with Options::copied()",
-        PromiseReadOnly => "promise not to write to the result, with Options::read_only",
+        PromiseReadOnly => "promise not to write to the result, with Options::with_read_only",
         CopyFirst => "copy the tensor first, for example with Options::copied()",
         OtherDevice => "leave Options::device out, or name another device",
         MoveToHost => "move it, with Options::device at Device::CPU",

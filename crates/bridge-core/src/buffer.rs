@@ -12,8 +12,8 @@ use std::ptr;
 pub enum Access {
     /// The memory is protected: the view must not be written to, and what would allow that is refused.
     ReadOnly,
-    /// The view must not be written to, and its users promise that: the tensors of the owner's framework do not change
-    /// (TensorFlow, JAX), or the caller asked for it ([`Options::read_only`](crate::Options::read_only)). A consumer that
+    /// Nobody writes to the memory while there is a view, and the view's users promise that as well: the tensors of the
+    /// owner's framework do not change (TensorFlow, JAX, `ArcArray`), or the caller promised it ([`Options::with_read_only`](crate::Options::with_read_only)). A consumer that
     /// keeps read-only memory makes the view read-only; the others take it as it is.
     Immutable,
     /// Not stated by the producer, as in an unversioned DLPack capsule. A consumer that keeps read-only memory may
@@ -32,6 +32,7 @@ impl Access {
 
 /// When the owner's allocator may reuse the memory, once the buffer has been dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Reuse {
     /// Only after the work that [`DeviceBuffer::stream`] holds at the time of the drop. Core drops the buffer at once.
     InStreamOrder,
@@ -122,6 +123,11 @@ pub struct Allocation {
 }
 
 impl Allocation {
+    /// Returns memory of a device whose owner writes in `stream`. [`Reuse::Unknown`] is always right.
+    pub const fn on(device: Device, bytes: Range<usize>, access: Access, stream: Stream, reuse: Reuse) -> Self {
+        Self { bytes, device, access, stream: Some(stream), reuse }
+    }
+
     /// Returns host memory, which is ready at any time and has no stream.
     pub fn host(bytes: Range<usize>, access: Access) -> Self {
         Self { bytes, device: Device::CPU, access, stream: None, reuse: Reuse::InStreamOrder }

@@ -3,7 +3,15 @@
 use crate::{Device, Keep, Result, Stream, Views};
 
 /// The part of an importing framework that a lease needs at its end. It outlives every view.
-pub trait Consumer: Send + Sync {
+///
+/// # Safety
+///
+/// The owner of memory gets it back once the streams that a consumer names have done the work that they hold then, so
+/// this is true: the framework uses views in no other stream than [`current_stream`](Self::current_stream) names and
+/// those that are recorded in [`views`](Self::views), or [`uses_other_streams`](Self::uses_other_streams) says so; a
+/// stream that [`keep`](Self::keep) has been asked for lives as long as its value, or as the process; and
+/// [`exports_in_current_stream`](Self::exports_in_current_stream) is not true of a tensor with a stream of its own.
+pub unsafe trait Consumer: Send + Sync {
     /// Returns the stream into which the framework would put work for `device` now, on this thread. `None` for memory
     /// that the framework reads on the host, and while the interpreter shuts down, when the stream is unknown.
     ///
@@ -39,7 +47,8 @@ pub trait Consumer: Send + Sync {
 }
 
 /// Consumer without streams: for export-only sources, and for frameworks whose tensors are in host memory.
-impl Consumer for Views {
+// SAFETY: memory of the host has no streams. An adapter with streams has another consumer.
+unsafe impl Consumer for Views {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(None)
     }

@@ -65,8 +65,11 @@ pub fn copied_by<F, T>(
     let device = Conversion::new(from, to, ordering, options).landing(lent);
     // A tensor without elements takes no memory. It has as many dimensions: not every framework has others.
     let none = Dims::from_elem(0, lent.layout().shape().len().max(1));
-    let lends = to.empty(device, lent.dtype(), &none, Order::RowMajor).is_ok()
-        || from.empty(lent.device(), lent.dtype(), &none, Order::RowMajor).is_ok();
+    // SAFETY: there is no element.
+    let lends = unsafe {
+        to.empty(device, lent.dtype(), &none, Order::RowMajor).is_ok()
+            || from.empty(lent.device(), lent.dtype(), &none, Order::RowMajor).is_ok()
+    };
     let copies = ordering.copies().is_some() && pending(lent).is_some();
     if to.profile().owns_memory {
         return CopiedBy::filling(device);

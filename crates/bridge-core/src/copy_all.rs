@@ -12,6 +12,7 @@ use crate::{
     Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Pair, Piece, Planned,
     Result, Reuse, Stream, Strided,
 };
+use std::fmt;
 use std::sync::Arc;
 
 /// A pair that could not be copied.
@@ -29,6 +30,25 @@ pub struct Misfit {
 impl From<Failed> for Misfit {
     fn from(Failed { index, error }: Failed) -> Self {
         Self { index, beside: None, error }
+    }
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.beside {
+            Some(other) => write!(f, "pair {} and pair {other}: {}", self.index, self.error),
+            None => write!(f, "pair {}: {}", self.index, self.error),
+        }
+    }
+}
+
+impl std::error::Error for Misfit {}
+
+/// The error names the index, or both.
+impl From<Misfit> for Error {
+    fn from(Misfit { index, beside, error }: Misfit) -> Self {
+        let beside = beside.map(|other| format!(" and pair {other}")).unwrap_or_default();
+        error.at(&format!("pair {index}{beside}"))
     }
 }
 

@@ -18,7 +18,8 @@ impl<F, T> Conversion<'_, F, T> {
         device: Device,
         lent: &Lent,
     ) -> Result<Option<(X, Lent)>> {
-        let fresh = match side.empty(device, lent.dtype(), lent.layout().shape(), self.order()) {
+        // SAFETY: the caller of this function copies all elements, or drops it.
+        let fresh = match unsafe { side.empty(device, lent.dtype(), lent.layout().shape(), self.order()) } {
             Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(None),
             fresh => fresh?,
         };

@@ -11,6 +11,7 @@ pub const MAX_NDIM: usize = 64;
 
 /// The order in which the elements of a compact tensor lie in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Order {
     /// The last index runs fastest: NumPy's `"C"`.
     #[default]

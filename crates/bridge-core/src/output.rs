@@ -40,7 +40,8 @@ pub fn output<'a, T>(
     let profile = to.profile();
     fits_rank(shape.len(), profile)?;
     let device = device.of_one_host();
-    let own = match to.empty(device, dtype, shape, Order::RowMajor) {
+    // SAFETY: the caller of `finish` has written all elements.
+    let own = match unsafe { to.empty(device, dtype, shape, Order::RowMajor) } {
         Ok(tensor) => Some((to.export(&tensor)?, tensor)),
         Err(error) if error.kind() == ErrorKind::CopyNeeded => None,
         Err(error) => return Err(error),

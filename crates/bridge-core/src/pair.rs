@@ -18,6 +18,24 @@ pub struct Pair<'a, F, T> {
 
 crate::debug_fields!(impl['a, F, T] Pair<'a, F, T>);
 
+impl<'a, F, T> Pair<'a, F, T> {
+    /// Makes a pair whose dtypes must be the same.
+    pub const fn new(
+        from: &'a dyn Adapter<Tensor = F>,
+        tensor: &'a F,
+        to: &'a dyn Adapter<Tensor = T>,
+        out: &'a T,
+    ) -> Self {
+        Self { from, tensor, to, out, dtype: None }
+    }
+
+    /// Returns the same pair with another [`dtype`](Self::dtype).
+    #[must_use]
+    pub const fn with_dtype(self, dtype: Option<DType>) -> Self {
+        Self { dtype, ..self }
+    }
+}
+
 impl<F, T> Clone for Pair<'_, F, T> {
     fn clone(&self) -> Self {
         *self

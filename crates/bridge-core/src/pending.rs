@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// (PyTorch's conj and neg bits), or strides that a layout cannot state. A copy by the framework resolves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Pending {
     /// Complex conjugation.
     Conjugation,

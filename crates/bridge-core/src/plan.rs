@@ -31,9 +31,8 @@ pub struct Options {
     pub order: Option<Order>,
     /// The dimensions of the result, in terms of the tensor's. `None`: as they are.
     pub permute: Option<Permutation>,
-    /// Whether the caller promises not to write to the result. A target that does not keep read-only memory read-only
-    /// then takes it in place.
-    pub read_only: bool,
+    /// Whether the caller promises not to write to the result: [`with_read_only`](Self::with_read_only).
+    pub(crate) read_only: bool,
     /// Whether a target that counts the writes to its tensors watches a result that must not be written to: it refuses to
     /// export one that was. For what users convert: code that writes on purpose leaves it off.
     pub watch: bool,
@@ -79,10 +78,23 @@ impl Options {
         Self { permute: permute.into(), ..self }
     }
 
-    /// Returns the same requests with another [`read_only`](Self::read_only).
+    /// Returns the same requests with the promise that nobody writes to the result. A target that does not keep read-only
+    /// memory read-only then takes it in place.
+    ///
+    /// # Safety
+    ///
+    /// If it is `true`, the program does not write to a result that is made with these options, although safe methods of the
+    /// target would: the memory may be a constant, or pages that the system protects. Nor does it write to the memory
+    /// through the source while the result is there.
     #[must_use]
-    pub fn with_read_only(self, read_only: bool) -> Self {
+    pub const unsafe fn with_read_only(self, read_only: bool) -> Self {
         Self { read_only, ..self }
+    }
+
+    /// Returns whether the caller promises not to write to the result.
+    #[must_use]
+    pub const fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     /// Returns the same requests with another [`watch`](Self::watch).
@@ -116,6 +128,8 @@ pub enum Reason {
     Alignment,
     /// The target's tensors own their memory, so it cannot take another owner's ([`Profile::owns_memory`]).
     ForeignMemory,
+    /// Others may write to the memory, and the target takes none that changes ([`Profile::takes_mutable`]).
+    Mutable,
     /// The caller asked for another device than the tensor's. The ordering's [`Copies`](crate::Copies) move it.
     Moved,
 }
@@ -153,6 +167,7 @@ impl fmt::Display for Reason {
             Self::Order => "an order that is not the one asked for",
             Self::Alignment => "an unaligned address",
             Self::ForeignMemory => "memory that it does not own",
+            Self::Mutable => "memory that others may write to",
             Self::Moved => "another device",
         })
     }
@@ -169,7 +184,7 @@ impl fmt::Display for Reason {
 /// - [`ErrorKind::Dtype`]: the target has no such dtype.
 /// - [`ErrorKind::Layout`]: the target's tensors have no such number of dimensions ([`Profile::rank`]).
 /// - [`ErrorKind::ReadOnly`]: it is protected ([`Access::ReadOnly`]), the target would make it writable, no copy is made,
-///   and the caller does not promise to write nothing ([`Options::read_only`]).
+///   and the caller does not promise to write nothing ([`Options::with_read_only`]).
 /// - [`ErrorKind::CopyNeeded`]: it must be copied or moved, and `copy` is `Some(false)`.
 pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
     decide(lent, target, options, target.owns_memory)
@@ -215,7 +230,9 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
         return Ok(Plan::Copy(Reason::Moved));
     }
     let foreign = foreign.then_some(Reason::ForeignMemory);
-    match (options.copy, needed(lent, target, order).or(foreign)) {
+    let changes = !target.takes_mutable && lent.buffer().access() != Access::Immutable && !options.read_only;
+    let owned = foreign.or(changes.then_some(Reason::Mutable));
+    match (options.copy, needed(lent, target, order).or(owned)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
         (_, None) if loses_read_only(lent, target) && !options.read_only => {
             let text = format!("the tensor is read-only, and {name} would let you write to it");

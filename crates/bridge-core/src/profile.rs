@@ -47,6 +47,10 @@ pub struct Profile {
     pub devices: Vec<DeviceKind>,
     /// Whether it keeps read-only memory read-only.
     pub keeps_read_only: bool,
+    /// Whether it takes memory in place that others may write to meanwhile. If not, it takes only memory that never changes
+    /// ([`Access::Immutable`](crate::Access::Immutable)), and copies the rest.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub takes_mutable: bool,
     /// Whether exporting a tensor blocks the host until the device is done.
     #[serde(default)]
     pub waits_on_export: bool,
@@ -59,6 +63,10 @@ pub struct Profile {
     /// calls public functions, which are slower or do less.
     #[serde(default)]
     pub private_functions: bool,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 fn any_rank() -> RangeInclusive<usize> {
@@ -91,6 +99,7 @@ setters! {
     with_complex_by_parts = complex_by_parts: bool;
     with_devices = devices: Vec<DeviceKind>;
     with_keeps_read_only = keeps_read_only: bool;
+    with_takes_mutable = takes_mutable: bool;
     with_waits_on_export = waits_on_export: bool;
     with_owns_memory = owns_memory: bool;
     with_private_functions = private_functions: bool;
@@ -109,6 +118,7 @@ impl Profile {
             complex_by_parts: false,
             devices: Vec::new(),
             keeps_read_only: true,
+            takes_mutable: true,
             waits_on_export: false,
             owns_memory: false,
             private_functions: false,

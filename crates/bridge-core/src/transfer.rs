@@ -18,7 +18,7 @@ pub struct Transfer {
     /// The owner's stream, and the stream that now waits for it, where they differ.
     pub ordered: Option<(Stream, Stream)>,
     /// Whether the result shares memory that its framework never changes ([`Access::Immutable`]), and the caller has not
-    /// promised to write nothing ([`Options::read_only`]). A target that does not keep read-only memory read-only
+    /// promised to write nothing ([`Options::with_read_only`]). A target that does not keep read-only memory read-only
     /// ([`Profile::keeps_read_only`](crate::Profile)) lets its users write to it.
     pub shares_immutable: bool,
 }

@@ -42,7 +42,8 @@ struct Current {
     views: Views,
 }
 
-impl Consumer for Current {
+// SAFETY: nothing reads the memory of the tests.
+unsafe impl Consumer for Current {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(self.stream)
     }
@@ -64,7 +65,8 @@ impl Relay {
     }
 }
 
-impl Adapter for Relay {
+// SAFETY: nothing reads the memory of the tests.
+unsafe impl Adapter for Relay {
     type Tensor = Option<Owner>;
 
     fn profile(&self) -> &Profile {

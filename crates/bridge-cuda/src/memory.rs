@@ -205,7 +205,7 @@ impl<D: Driver> Devices<D> {
     /// Each call is made in its own device's context, because the default streams have one handle on all devices. An
     /// event may be waited for by streams of other devices (CUDA driver API, `cuStreamWaitEvent`).
     pub fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
-        let capture = |(device, stream)| Ok((stream, self.checked(self.enter(device)?.capture(stream))?));
+        let capture = |(device, stream)| Ok::<_, Error>((stream, self.checked(self.enter(device)?.capture(stream))?));
         both_or_neither(capture(earlier)?, capture(later)?)?;
         let mark = Link::mark(self, earlier.0, earlier.1)?;
         let waited = self.enter(later.0).and_then(|_entered| self.checked(self.driver().wait_event(later.1, mark.0)));

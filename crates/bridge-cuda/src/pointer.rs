@@ -8,6 +8,7 @@ use std::ops::Range;
 
 /// The device and the allocation of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Located {
     /// [`DeviceKind::CUDA`], [`DeviceKind::CUDA_HOST`] (pinned) or [`DeviceKind::CUDA_MANAGED`], with the ordinal of
     /// the device that the memory was allocated for. (DLPack writes ordinal 0 for pinned and managed memory.)

@@ -92,7 +92,8 @@ mod tests {
 
     struct InStream(std::sync::Mutex<Stream>, Views);
 
-    impl Consumer for InStream {
+    // SAFETY: the tests do all work in this stream.
+    unsafe impl Consumer for InStream {
         fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
             Ok(Some(*self.0.lock().unwrap()))
         }
@@ -112,7 +113,8 @@ mod tests {
         }
     }
 
-    impl Adapter for Empties {
+    // SAFETY: it only exports empty tensors.
+    unsafe impl Adapter for Empties {
         type Tensor = Option<Lease>;
 
         fn profile(&self) -> &Profile {

@@ -2,6 +2,7 @@
 
 mod views;
 
+use views::Slices;
 pub use views::{Reading, Writing};
 
 use crate::Element;
@@ -26,6 +27,8 @@ pub struct DeviceArray {
     dtype: DType,
     layout: Layout,
     access: Access,
+    /// Before the owner, which may free the memory: it makes the stream wait for what guards have used.
+    slices: Slices,
     /// Before the stream: its drop may need that.
     owner: Owner,
     stream: Arc<CudaStream>,
@@ -88,7 +91,16 @@ impl DeviceArray {
         // Without a pool, `cudarc` waits for the stream before it frees.
         let reuse = if stream.context().has_async_alloc() { Reuse::InStreamOrder } else { Reuse::Unknown };
         let owner = Owner::new(Freed(Some(slice)));
-        Ok(Self { data, dtype: T::DTYPE, layout, access: Access::ReadWrite, stream, reuse, owner })
+        Ok(Self {
+            data,
+            dtype: T::DTYPE,
+            layout,
+            access: Access::ReadWrite,
+            slices: Slices::default(),
+            stream,
+            reuse,
+            owner,
+        })
     }
 
     /// Makes a read-only array of a view, which `owner` keeps: a `CudaView`, a `CudaViewMut` or a borrowed `CudaSlice`.
@@ -111,7 +123,16 @@ impl DeviceArray {
         let layout = layout_in(view.len(), T::DTYPE, shape, strides, offset)?;
         let data = restored(|| Ok(view.device_ptr(stream).0))? as usize + layout.offset();
         let (stream, owner) = (Arc::clone(stream), Owner::new(owner));
-        Ok(Self { data, dtype: T::DTYPE, layout, access: Access::ReadOnly, stream, reuse: Reuse::Unknown, owner })
+        Ok(Self {
+            data,
+            dtype: T::DTYPE,
+            layout,
+            access: Access::ReadOnly,
+            slices: Slices::default(),
+            stream,
+            reuse: Reuse::Unknown,
+            owner,
+        })
     }
 
     /// Makes an array of memory at an address, which `owner` keeps, with its last work in `stream`.
@@ -148,13 +169,22 @@ impl DeviceArray {
             layout.hull(data, Some(&located.range))?;
         }
         let (stream, owner) = (Arc::clone(stream), Owner::new(owner));
-        Ok(Self { data, dtype, layout, access, stream, reuse: Reuse::Unknown, owner })
+        Ok(Self { data, dtype, layout, access, slices: Slices::default(), stream, reuse: Reuse::Unknown, owner })
     }
 
     pub(crate) fn of_lease(lease: Lease, stream: Arc<CudaStream>) -> Self {
         let (data, dtype, layout, access) = (lease.data(), lease.dtype(), lease.layout().clone(), lease.access());
         // Another framework, to which the owner's allocator is unknown, may have views of the same memory.
-        Self { data, dtype, layout, access, stream, reuse: Reuse::Unknown, owner: lease.into() }
+        Self {
+            data,
+            dtype,
+            layout,
+            access,
+            slices: Slices::default(),
+            stream,
+            reuse: Reuse::Unknown,
+            owner: lease.into(),
+        }
     }
 
     pub(crate) fn fresh(stream: &Arc<CudaStream>, dtype: DType, shape: &[i64], order: Order) -> Result<Self> {

@@ -26,8 +26,8 @@
 //! # When memory is touched, and when it returns
 //!
 //! The stream of an array holds the last work on it. A [`Reading`] or a [`Writing`] makes that stream wait, when it is
-//! dropped, for the other streams of `cudarc` in which its views were used, by the events of `cudarc`. Where event
-//! tracking is switched off, record those streams with [`Cudarc::record_stream`]. The memory of another framework
+//! dropped, for the other streams of `cudarc` in which its views were used, by the events of `cudarc`; one that is
+//! forgotten does so when the array is dropped. Where event tracking is switched off, record those streams with [`Cudarc::record_stream`]. The memory of another framework
 //! returns to it after that stream when the last [`DeviceArray`] over it is dropped. Neither frees it.
 
 #[cfg(doctest)]
@@ -129,7 +129,8 @@ impl InStream {
     }
 }
 
-impl Consumer for InStream {
+// SAFETY: an array is used in the stream of its adapter, which this keeps, and in those that `record_stream` notes.
+unsafe impl Consumer for InStream {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         self.check(device)?;
         Ok(Some(handle_of(&self.stream)))
@@ -144,7 +145,9 @@ impl Consumer for InStream {
     }
 }
 
-impl Adapter for Cudarc {
+// SAFETY: an array keeps its lease. It is used in the stream that the consumer has, and written to only where it may
+// be.
+unsafe impl Adapter for Cudarc {
     type Tensor = DeviceArray;
 
     fn profile(&self) -> &Profile {
@@ -171,7 +174,7 @@ impl Adapter for Cudarc {
     }
 
     /// Allocates with `cudarc`, in the adapter's stream.
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<DeviceArray> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<DeviceArray> {
         if device != device_of(&self.consumer.stream) {
             let text =
                 format!("the stream allocates no memory on {device}: use an adapter for a stream of that device");

@@ -151,15 +151,19 @@ fn strided_arrays_are_launch_arguments_only() {
 fn fresh_memory_is_that_of_the_stream() {
     let Some((context, _guard)) = context() else { return };
     let cudarc = Cudarc::new(context.new_stream().unwrap()).unwrap();
-    let fresh = cudarc.empty(Device::cuda(0), DType::BFLOAT16, &[3, 5], Order::ColumnMajor).unwrap();
+    // SAFETY: the elements are numbers, of any bits.
+    let fresh = unsafe { cudarc.empty(Device::cuda(0), DType::BFLOAT16, &[3, 5], Order::ColumnMajor) }.unwrap();
     assert!(fresh.layout().follows(Order::ColumnMajor) && fresh.data().is_multiple_of(64));
     assert_eq!((fresh.dtype(), fresh.layout().shape()), (DType::BFLOAT16, &[3, 5][..]));
     assert!(format!("{fresh:?}").contains("bfloat16"));
     cudarc.overwritten(&fresh).unwrap();
-    let too_large = cudarc.empty(Device::cuda(0), DType::UINT8, &[1 << 44], Order::RowMajor).map(drop).unwrap_err();
+    // SAFETY: there is no tensor.
+    let too_large =
+        unsafe { cudarc.empty(Device::cuda(0), DType::UINT8, &[1 << 44], Order::RowMajor) }.map(drop).unwrap_err();
     assert_eq!(too_large.kind(), ErrorKind::OutOfMemory);
     for nowhere in [Device::CPU, Device::cuda(1)] {
-        let refused = cudarc.empty(nowhere, DType::FLOAT32, &[1], Order::RowMajor).map(drop).unwrap_err();
+        // SAFETY: there is no tensor.
+        let refused = unsafe { cudarc.empty(nowhere, DType::FLOAT32, &[1], Order::RowMajor) }.map(drop).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
     }
 }
@@ -202,6 +206,44 @@ fn a_write_is_after_the_readers_in_other_streams() {
         let elements = other.clone_dtoh(&copy).unwrap();
         assert!(elements.iter().all(|element| *element == 7.0), "overwritten in round {round}");
     }
+}
+
+/// The end of an array waits for the uses of guards that were forgotten: its memory is not that of the next array before.
+#[test]
+fn a_guard_that_is_forgotten_keeps_the_memory_until_its_uses_are_done() {
+    let Some((context, _guard)) = context() else { return };
+    let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let source = other.clone_htod(&vec![9.0f32; 1 << 20]).unwrap();
+    let mut busy = other.alloc_zeros::<f32>(1).unwrap();
+    let mut reused = 0;
+    for round in 0..20 {
+        let made = || DeviceArray::from_slice(stream.clone_htod(&vec![7.0f32; 1 << 20]).unwrap(), &[1 << 20], None, 0);
+        let mut array = made().unwrap();
+        let address = array.data();
+        late(&other, &mut busy, 1.0);
+        if round % 2 == 0 {
+            let mut writing = array.write::<f32>().unwrap();
+            other.memcpy_dtod(&source, &mut writing.view()).unwrap();
+            std::mem::forget(writing);
+            drop(array);
+            let next = made().unwrap();
+            reused += usize::from(next.data() == address);
+            other.synchronize().unwrap();
+            let elements = stream.clone_dtoh(&next.read::<f32>().unwrap().view()).unwrap();
+            assert!(elements.iter().all(|element| *element == 7.0), "written to after its end in round {round}");
+        } else {
+            let mut copy = other.alloc_zeros::<f32>(1 << 20).unwrap();
+            let reading = array.read::<f32>().unwrap();
+            other.memcpy_dtod(&reading.view(), &mut copy).unwrap();
+            std::mem::forget(reading);
+            drop(array);
+            let next = DeviceArray::from_slice(stream.clone_htod(&vec![5.0f32; 1 << 20]).unwrap(), &[1 << 20], None, 0);
+            reused += usize::from(next.unwrap().data() == address);
+            let elements = other.clone_dtoh(&copy).unwrap();
+            assert!(elements.iter().all(|element| *element == 7.0), "reused before it was read in round {round}");
+        }
+    }
+    assert!(reused > 0, "no memory was used again");
 }
 
 #[test]

@@ -38,7 +38,8 @@ impl<'py> CuPy<'py> {
     }
 }
 
-impl<'py> Adapter for CuPy<'py> {
+// SAFETY: an array keeps its lease, and the consumer has the streams of CuPy. The profile says that it may write.
+unsafe impl<'py> Adapter for CuPy<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {
@@ -65,7 +66,7 @@ impl<'py> Adapter for CuPy<'py> {
         Ok(())
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
         import::empty(self.py, self.runtime, device, dtype, shape, order)
     }
 }

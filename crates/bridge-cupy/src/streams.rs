@@ -69,7 +69,8 @@ impl CuPyConsumer {
     }
 }
 
-impl Consumer for CuPyConsumer {
+// SAFETY: CuPy uses an array in its current stream, and in those that `record_stream` notes.
+unsafe impl Consumer for CuPyConsumer {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         if device.kind != DeviceKind::CUDA {
             return Ok(None);

@@ -70,7 +70,8 @@ impl Borrower {
     }
 }
 
-impl Consumer for Borrower {
+// SAFETY: the library that borrows uses the stream that the caller has named, and releases wait for the whole device.
+unsafe impl Consumer for Borrower {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         if device.kind == DeviceKind::CPU {
             return Ok(None);

@@ -293,7 +293,8 @@ fn lend(object: &PyTensor<'_>) -> Result<Lent> {
     Ok(if is_constant { lent.restricted(Access::Immutable) } else { lent })
 }
 
-impl<'py> Adapter for Foreign<'py> {
+// SAFETY: it only exports.
+unsafe impl<'py> Adapter for Foreign<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {

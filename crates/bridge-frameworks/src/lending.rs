@@ -46,7 +46,8 @@ impl<'py> Lending<'py> {
     }
 }
 
-impl<'py> Adapter for Lending<'py> {
+// SAFETY: it does what the inner adapter does, and a loan keeps its lease.
+unsafe impl<'py> Adapter for Lending<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {

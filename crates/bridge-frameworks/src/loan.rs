@@ -183,7 +183,7 @@ impl Loan {
         if versioned {
             return bridge_pyo3::capsule(py, tensor.into_managed());
         }
-        let promised = self.terms.as_ref().is_none_or(|terms| terms.options.read_only);
+        let promised = self.terms.as_ref().is_none_or(|terms| terms.options.is_read_only());
         if tensor.access() == Access::ReadOnly && !promised {
             let text = "the memory is read-only, which an unversioned capsule cannot say: ask for max_version=(1, 0), or pass read_only=True to lend to promise that its consumer does not write";
             return Err(exception(py, Error::new(ErrorKind::ReadOnly, text)));

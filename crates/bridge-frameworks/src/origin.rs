@@ -12,7 +12,8 @@ pub(crate) struct Reader(Views);
 
 pub(crate) static READER: LazyLock<Arc<Reader>> = LazyLock::new(Arc::default);
 
-impl Consumer for Reader {
+// SAFETY: it takes no memory of others.
+unsafe impl Consumer for Reader {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         Ok((device.kind != DeviceKind::CPU).then_some(Stream::LEGACY))
     }

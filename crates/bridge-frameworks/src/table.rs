@@ -93,7 +93,8 @@ macro_rules! frameworks {
             }
 
             #[deny(clippy::missing_trait_methods)]
-            impl<'py> Adapter for AnyAdapter<'py> {
+            // SAFETY: it does what the adapter of the framework does.
+            unsafe impl<'py> Adapter for AnyAdapter<'py> {
                 type Tensor = PyTensor<'py>;
 
                 fn profile(&self) -> &Profile {
@@ -124,8 +125,9 @@ macro_rules! frameworks {
                     (**self).overwritten_all(tensors)
                 }
 
-                fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Self::Tensor> {
-                    (**self).empty(device, dtype, shape, order)
+                unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Self::Tensor> {
+                    // SAFETY: the caller's obligation.
+                    unsafe { (**self).empty(device, dtype, shape, order) }
                 }
             }
 

@@ -270,7 +270,8 @@ impl Slot {
         let (tensors, files, devices, owners) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut slot = Self { tensors, content, files, on_host: 0, devices, about: String::new(), owners };
         let (mut nbytes, mut placed) = (0usize, Vec::with_capacity(specs.len()));
-        for (arena, tensors) in rooms(specs, *outlives)? {
+        // SAFETY: a version is written before it can be read.
+        for (arena, tensors) in unsafe { rooms(specs, *outlives) }? {
             slot.devices.extend(Some(arena.device()).filter(|device| device::in_streams(*device)));
             let (segment, start) = slot.segment(&arena)?;
             for (index, tensor) in tensors {

@@ -16,7 +16,11 @@ pub(crate) type Room = (Arc<Arena>, Vec<(usize, IpcTensor)>);
 
 /// Allocates memory for compact tensors, one piece for each device, which can be kept beyond the end of this process if
 /// it `outlives`.
-pub(crate) fn rooms(specs: &[Spec], outlives: bool) -> Result<Vec<Room>> {
+///
+/// # Safety
+///
+/// The caller writes every element before safe code can read it.
+pub(crate) unsafe fn rooms(specs: &[Spec], outlives: bool) -> Result<Vec<Room>> {
     let mut devices: Vec<Device> = specs.iter().map(|(_, _, device)| *device).collect();
     devices.sort_unstable_by_key(|device| (device.kind.0, device.index));
     devices.dedup();
@@ -35,7 +39,8 @@ pub(crate) fn rooms(specs: &[Spec], outlives: bool) -> Result<Vec<Room>> {
         let arena = Arc::new(Arena::new(device, nbytes, outlives)?);
         let adapter = Ipc::into(Arc::clone(&arena));
         let tensors = of_device().map(|(index, (dtype, shape, _))| {
-            adapter.empty(device, *dtype, shape, Order::RowMajor).map(|tensor| (index, tensor))
+            // SAFETY: the caller's obligation.
+            unsafe { adapter.empty(device, *dtype, shape, Order::RowMajor) }.map(|tensor| (index, tensor))
         });
         let tensors = tensors.collect::<Result<_>>()?;
         Ok((arena, tensors))
@@ -55,9 +60,14 @@ static GIVEN: Own<BTreeMap<usize, Weak<Arena>>> = Own::new();
 ///
 /// [`ErrorKind::OutOfMemory`], [`ErrorKind::Device`] for a device that is neither the host nor one of CUDA, and those of
 /// the driver.
-pub fn empty(specs: &[Spec]) -> Result<Vec<IpcTensor>> {
+///
+/// # Safety
+///
+/// On a device the caller writes every element before safe code can read it.
+pub unsafe fn empty(specs: &[Spec]) -> Result<Vec<IpcTensor>> {
     let mut tensors = Vec::with_capacity(specs.len());
-    for (arena, placed) in rooms(specs, true)? {
+    // SAFETY: the caller's obligation.
+    for (arena, placed) in unsafe { rooms(specs, true) }? {
         arena.file().map_or(Ok(()), memory::seal_for_others)?;
         give(&arena);
         tensors.extend(placed);
@@ -124,7 +134,9 @@ mod tests {
 
     #[test]
     fn a_device_without_such_memory_is_named() {
-        let refused = empty(&[(DType::FLOAT32, vec![4], Device { kind: DeviceKind(10), index: 0 })]).unwrap_err();
+        let specs = [(DType::FLOAT32, vec![4], Device { kind: DeviceKind(10), index: 0 })];
+        // SAFETY: there is no tensor.
+        let refused = unsafe { empty(&specs) }.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Device);
         assert!(refused.to_string().contains("no memory to share"), "{refused}");
     }

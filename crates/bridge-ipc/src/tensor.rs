@@ -121,7 +121,8 @@ struct Lends {
     views: Views,
 }
 
-impl Consumer for Lends {
+// SAFETY: it takes no memory of others.
+unsafe impl Consumer for Lends {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         if device::in_streams(device) { device::stream(device, Role::Lends).map(Some) } else { Ok(None) }
     }
@@ -178,7 +179,8 @@ impl Ipc {
     }
 }
 
-impl Adapter for Ipc {
+// SAFETY: it takes no memory of others.
+unsafe impl Adapter for Ipc {
     type Tensor = IpcTensor;
 
     fn profile(&self) -> &Profile {
@@ -218,7 +220,7 @@ impl Adapter for Ipc {
         Ok(())
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<IpcTensor> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<IpcTensor> {
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
         let (data, owner): (usize, Arc<dyn Keeps>) = match &self.room {
             Some(arena) if device == arena.device() => (arena.take(layout.nbytes())?, arena.clone()),

@@ -113,7 +113,8 @@ impl Feeds {
     }
 }
 
-impl Adapter for Feeds {
+// SAFETY: the call that is fed ends before its leases do, and works in the stream that the consumer names.
+unsafe impl Adapter for Feeds {
     type Tensor = Feed;
 
     fn profile(&self) -> &Profile {
@@ -262,7 +263,8 @@ struct InStream {
     views: Views,
 }
 
-impl Consumer for InStream {
+// SAFETY: the call works in the one stream that XLA gave it, and memory of the host has none.
+unsafe impl Consumer for InStream {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(self.stream)
     }
@@ -282,7 +284,8 @@ impl<'a> Side<'a> {
     }
 }
 
-impl Adapter for Side<'_> {
+// SAFETY: the call that is fed ends before its leases do, and works in the stream that the consumer names.
+unsafe impl Adapter for Side<'_> {
     type Tensor = ();
 
     fn profile(&self) -> &Profile {

@@ -53,7 +53,8 @@ impl<'py> JAX<'py> {
     }
 }
 
-impl<'py> Adapter for JAX<'py> {
+// SAFETY: an array keeps its lease and is never written to. The consumer has the streams of XLA.
+unsafe impl<'py> Adapter for JAX<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {

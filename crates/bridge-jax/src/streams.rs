@@ -16,7 +16,8 @@ pub(crate) struct JAXConsumer {
     streams: Mutex<Vec<(Device, Stream)>>,
 }
 
-impl Consumer for JAXConsumer {
+// SAFETY: XLA uses an array in the streams of its device, all of which are waited for.
+unsafe impl Consumer for JAXConsumer {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         if device.kind == DeviceKind::CPU {
             return Ok(None);

@@ -5,11 +5,12 @@ use bridge_core::{
     Access, Advice, DType, Dims, Error, ErrorKind, HostMemory, Layout, Lease, Order, Owner, Result, repeats,
 };
 use ndarray::{
-    Array, ArrayD, ArrayViewD, ArrayViewMutD, Axis, Dimension, IxDyn, RawArrayView, RawArrayViewMut, ShapeBuilder,
-    StrideShape, indices,
+    ArcArray, Array, ArrayD, ArrayViewD, ArrayViewMutD, Axis, Dimension, IxDyn, RawArrayView, RawArrayViewMut,
+    ShapeBuilder, StrideShape, indices,
 };
 use std::fmt;
 use std::ptr;
+use std::sync::Arc;
 
 /// Elements of one dtype on the host, in any strides, and what keeps them.
 ///
@@ -43,6 +44,32 @@ impl<T: Element, D: Dimension + 'static> From<Array<T, D>> for HostArray {
 impl<T: Element> From<Vec<T>> for HostArray {
     fn from(elements: Vec<T>) -> Self {
         Array::from_vec(elements).into()
+    }
+}
+
+/// Takes a reference to the array, which nothing changes as long as there is another one, and copies nothing.
+///
+/// # Panics
+///
+/// Those of an `Array`.
+impl<T: Element, D: Dimension + 'static> From<ArcArray<T, D>> for HostArray {
+    fn from(array: ArcArray<T, D>) -> Self {
+        let (shape, strides) = (signed(array.shape()), signed(array.strides()));
+        let data = array.as_ptr().expose_provenance();
+        // SAFETY: the array keeps its elements in place. Nobody writes to them, because there is a reference here.
+        let made = unsafe { Self::from_raw(data, T::DTYPE, (&shape, Some(&strides)), Access::Immutable, array) };
+        made.expect("an array of ndarray has a sound layout, and few dimensions")
+    }
+}
+
+/// Takes a reference to the elements, which become an array of one dimension, and copies nothing.
+impl<T: Element> From<Arc<[T]>> for HostArray {
+    fn from(elements: Arc<[T]>) -> Self {
+        let data = elements.as_ptr().expose_provenance();
+        let shape = signed(&[elements.len()]);
+        // SAFETY: the elements stay in place. Nobody writes to them, because there is a reference here.
+        let made = unsafe { Self::from_raw(data, T::DTYPE, (&shape, None), Access::Immutable, elements) };
+        made.expect("a slice has a sound layout")
     }
 }
 
@@ -95,8 +122,8 @@ impl HostArray {
     ///
     /// # Safety
     ///
-    /// The elements are valid and in place until `owner` is dropped, on any thread. With [`Access::ReadOnly`] no code
-    /// writes to them before; otherwise other frameworks may.
+    /// The elements are valid and in place until `owner` is dropped, on any thread. With [`Access::ReadOnly`] and
+    /// [`Access::Immutable`] no code writes to them before; otherwise other frameworks may.
     pub unsafe fn from_raw(
         data: usize,
         dtype: DType,
@@ -197,6 +224,26 @@ impl HostArray {
         let raw = self.raw_view()?;
         // SAFETY: the owner keeps the elements, aligned, as long as `self`. The caller vouches for the rest.
         Ok(unsafe { raw.deref_into_view() })
+    }
+
+    /// Returns a view of elements that nobody writes to ([`Access::Immutable`]), in place.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`raw_view`](Self::raw_view), [`ErrorKind::Argument`] where others may write to the elements, and
+    /// [`ErrorKind::Dtype`] for `bool`, whose bytes may be others than 0 and 1.
+    pub fn immutable_view<T: Element>(&self) -> Result<ArrayViewD<'_, T>> {
+        if self.access != Access::Immutable {
+            let text = "others may write to the elements: copy them with to_array(), or call view() in unsafe code";
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
+        if self.dtype == DType::BOOL {
+            let text =
+                "bytes of another owner may be no bool: copy them with to_array(), or call view() in unsafe code";
+            return Err(Error::new(ErrorKind::Dtype, text));
+        }
+        // SAFETY: nobody writes to the elements, and any bits are a value of these types.
+        unsafe { self.view() }
     }
 
     /// Returns a view through which the elements can be written, in place.

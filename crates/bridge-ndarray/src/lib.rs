@@ -26,6 +26,24 @@
 //! Memory that two frameworks share can be written by either at any time, which Rust's references exclude. So the
 //! caller of [`HostArray::view`] says that no code writes meanwhile. [`HostArray::raw_view`] says nothing, and returns
 //! `ndarray`'s raw view. [`HostArray::to_array`] copies.
+//!
+//! # Without `unsafe`
+//!
+//! ```
+//! #![forbid(unsafe_code)]
+//! use bridge_core::{HostOnly, Options, Ordering, transfer};
+//! use bridge_ndarray::{HostArray, NdArray};
+//! use ndarray::{arr2, ArcArray2};
+//! use std::sync::Arc;
+//!
+//! let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+//! let shared: ArcArray2<f32> = arr2(&[[1.0, 2.0], [3.0, 4.0]]).into_shared();
+//! let (from, to) = (NdArray::read_only(), NdArray::read_only());
+//! let (same, _) = transfer(&from, &to, &shared.clone().into(), &ordering, &Options::in_place())?;
+//! let view = same.immutable_view::<f32>()?;
+//! assert_eq!((view.as_ptr(), view), (shared.as_ptr(), shared.view().into_dyn()));
+//! # Ok::<(), bridge_core::Error>(())
+//! ```
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -42,8 +60,8 @@ pub use ndarray as framework;
 
 use bridge_core::planted::is_planted;
 use bridge_core::{
-    Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Memory, Offer, Order, Profile,
-    Result, Strides, Views,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Memory, Offer, Order,
+    Profile, Result, Strides, Views,
 };
 use std::sync::Arc;
 
@@ -66,17 +84,30 @@ impl NdArray {
     /// of this adapter, no code writes to it through the one (also by [`copy_into`](bridge_core::copy_into)) while another thread
     /// reads or writes it through the other. The clones of a tensor share its memory too.
     pub unsafe fn new() -> Self {
+        Self::of(true)
+    }
+
+    /// Makes the adapter for memory that nobody writes to: it takes such memory in place and copies any other, exports
+    /// arrays for reading, and refuses to write to them. No promise is asked for: make arrays of `ArcArray` or `Arc<[T]>`,
+    /// and read results with [`HostArray::immutable_view`].
+    pub fn read_only() -> Self {
+        Self::of(false)
+    }
+
+    fn of(takes_mutable: bool) -> Self {
         let profile = Profile::export_only("ndarray")
             .with_dtypes(element::DTYPES.into())
             .with_strides(Strides::Any)
             .with_alignment(1)
             .with_complex_by_parts(true)
-            .with_devices(vec![DeviceKind::CPU]);
+            .with_devices(vec![DeviceKind::CPU])
+            .with_takes_mutable(takes_mutable);
         Self { profile: Arc::new(profile), views: Arc::default() }
     }
 }
 
-impl Adapter for NdArray {
+// SAFETY: an array keeps its lease, has its memory on the host, and is written to only where it may be.
+unsafe impl Adapter for NdArray {
     type Tensor = HostArray;
 
     fn profile(&self) -> &Profile {
@@ -89,7 +120,12 @@ impl Adapter for NdArray {
 
     fn export(&self, array: &HostArray) -> Result<Lent> {
         let layout = array.layout().clone();
-        let allocation = Allocation::host(layout.hull(array.data(), None)?, array.access());
+        let access = match array.access() {
+            Access::Immutable => Access::Immutable,
+            _ if !self.profile.takes_mutable => Access::ReadOnly,
+            access => access,
+        };
+        let allocation = Allocation::host(layout.hull(array.data(), None)?, access);
         // SAFETY: the owner keeps the elements in place, and may be dropped on any thread. It was vouched for where the
         // array was made. A read-only array is exported as such.
         let memory = unsafe { Memory::new(allocation, array.owner()) };
@@ -104,10 +140,11 @@ impl Adapter for NdArray {
     }
 
     fn overwritten(&self, array: &HostArray) -> Result<()> {
-        if array.access().forbids_writes() { Err(array::read_only()) } else { Ok(()) }
+        let writes = self.profile.takes_mutable && !array.access().forbids_writes();
+        if writes { Ok(()) } else { Err(array::read_only()) }
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<HostArray> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<HostArray> {
         if device.kind != DeviceKind::CPU {
             return Err(Error::new(ErrorKind::CopyNeeded, format!("ndarray allocates no memory on {device}")));
         }

@@ -186,11 +186,13 @@ fn bytes_of_bool_are_read_as_in_c() {
 fn fresh_memory_has_the_order_that_is_asked_for() -> Result<()> {
     let adapter = ndarray();
     for order in [Order::RowMajor, Order::ColumnMajor] {
-        let fresh = adapter.empty(Device::CPU, DType::FLOAT64, &[3, 4, 2], order)?;
+        // SAFETY: the elements are numbers, of any bits.
+        let fresh = unsafe { adapter.empty(Device::CPU, DType::FLOAT64, &[3, 4, 2], order) }?;
         assert!(fresh.layout().follows(order) && fresh.data().is_multiple_of(64));
         assert_eq!(fresh.to_array::<f64>()?, ArrayD::zeros(vec![3, 4, 2]));
     }
-    let on_gpu = adapter.empty(Device::cuda(0), DType::FLOAT32, &[1], Order::RowMajor);
+    // SAFETY: there is no tensor.
+    let on_gpu = unsafe { adapter.empty(Device::cuda(0), DType::FLOAT32, &[1], Order::RowMajor) };
     assert_eq!(on_gpu.map(drop).unwrap_err().kind(), ErrorKind::CopyNeeded);
     Ok(())
 }

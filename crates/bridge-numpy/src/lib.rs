@@ -46,7 +46,8 @@ impl<'py> NumPy<'py> {
     }
 }
 
-impl<'py> Adapter for NumPy<'py> {
+// SAFETY: an array keeps its lease, has its memory on the host, and is not writeable where that is read-only.
+unsafe impl<'py> Adapter for NumPy<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {
@@ -73,7 +74,7 @@ impl<'py> Adapter for NumPy<'py> {
         Ok(())
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
         import::empty(self.py, self.runtime, device, dtype, shape, order)
     }
 }

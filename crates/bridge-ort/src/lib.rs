@@ -89,6 +89,10 @@ impl Ort {
     /// - No reference to its elements is held while other code writes to it, and no mutable one while other code reads
     ///   it: a slice of `try_extract_tensor` sees what [`copy_into`](bridge_core::copy_into) writes, also on one thread.
     ///
+    /// No code writes to a tensor of memory that never changes ([`Access::Immutable`](bridge_core::Access::Immutable)).
+    ///
+    /// There is no safe constructor, because `try_extract_tensor_mut` is safe and knows no other owner.
+    ///
     /// Elements of `bool` that come in are 0 or 1. Other frameworks write other bytes as well, which no `bool` of Rust
     /// has.
     ///
@@ -143,7 +147,8 @@ struct Compute {
     compute: Option<(Device, Stream)>,
 }
 
-impl Consumer for Compute {
+// SAFETY: a session works in the stream that the caller of the constructor has named.
+unsafe impl Consumer for Compute {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         match self.compute {
             _ if device.kind == DeviceKind::CPU => Ok(None),
@@ -161,7 +166,8 @@ impl Consumer for Compute {
     }
 }
 
-impl Adapter for Ort {
+// SAFETY: a value keeps its lease. Streams and writes are what the contracts of the constructors say.
+unsafe impl Adapter for Ort {
     type Tensor = Arc<DynTensor>;
 
     fn profile(&self) -> &Profile {
@@ -187,7 +193,7 @@ impl Adapter for Ort {
         Ok(())
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Arc<DynTensor>> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Arc<DynTensor>> {
         import::empty(device, dtype, shape, order)
     }
 }

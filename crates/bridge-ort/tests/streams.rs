@@ -40,7 +40,8 @@ struct Kernels {
 #[derive(Default)]
 struct Work(Views);
 
-impl Consumer for Work {
+// SAFETY: the tests do their work in this stream.
+unsafe impl Consumer for Work {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(Some(PRODUCER))
     }
@@ -60,7 +61,8 @@ impl Kernels {
     }
 }
 
-impl Adapter for Kernels {
+// SAFETY: an array keeps its lease, and the consumer has the stream of the tests.
+unsafe impl Adapter for Kernels {
     type Tensor = Option<Lease>;
 
     fn profile(&self) -> &Profile {

@@ -172,7 +172,8 @@ fn every_dtype_of_the_profile_crosses_both_ways() {
         assert!(dtypes.contains(&dtype), "{dtype}");
     }
     for dtype in dtypes {
-        let made = ort.empty(Device::CPU, *dtype, &[2, 3], Order::RowMajor).unwrap();
+        // SAFETY: nothing reads the elements.
+        let made = unsafe { ort.empty(Device::CPU, *dtype, &[2, 3], Order::RowMajor) }.unwrap();
         let before = stats();
         let (same, done) = transfer(&ort, &ort, &made, ordering(), &Options::default()).unwrap();
         assert_eq!((done.plan, same.data_ptr()), (Plan::ZeroCopy, made.data_ptr()), "{dtype}");
@@ -198,11 +199,13 @@ fn what_has_no_counterpart_is_refused() {
     let Some((ort, _guard)) = runtime() else { return };
     let words = Arc::new(Tensor::from_string_array(([1usize], &["word"][..])).unwrap().upcast());
     assert_eq!(ort.export(&words).unwrap_err().kind(), ErrorKind::Dtype);
-    let kind = |dtype, device, order| ort.empty(device, dtype, &[2, 3], order).map(drop).unwrap_err().kind();
+    // SAFETY: there is no tensor.
+    let kind = |dtype, device, order| unsafe { ort.empty(device, dtype, &[2, 3], order) }.map(drop).unwrap_err().kind();
     assert_eq!(kind(DType::COMPLEX32, Device::CPU, Order::RowMajor), ErrorKind::Dtype);
     assert_eq!(kind(DType::FLOAT32, Device::cuda(0), Order::RowMajor), ErrorKind::CopyNeeded);
     assert_eq!(kind(DType::FLOAT32, Device::CPU, Order::ColumnMajor), ErrorKind::CopyNeeded);
-    let both = ort.empty(Device::CPU, DType::FLOAT32, &[1, 6], Order::ColumnMajor).unwrap();
+    // SAFETY: the elements are numbers, of any bits.
+    let both = unsafe { ort.empty(Device::CPU, DType::FLOAT32, &[1, 6], Order::ColumnMajor) }.unwrap();
     assert_eq!(&both.shape()[..], [1, 6], "it is row-major as well");
 }
 
@@ -212,7 +215,8 @@ fn a_fresh_tensor_has_zeros() {
     let Some((ort, _guard)) = runtime() else { return };
     let source = HostArray::from(ndarray::Array1::<u8>::from_elem(64, 7));
     for _ in 0..2 {
-        let empty = || ort.empty(Device::CPU, DType::UINT8, &[64], Order::RowMajor).unwrap();
+        // SAFETY: the elements are numbers, of any bits.
+        let empty = || unsafe { ort.empty(Device::CPU, DType::UINT8, &[64], Order::RowMajor) }.unwrap();
         let made: Vec<_> = (0..100).map(|_| empty()).collect();
         for tensor in &made {
             assert_eq!(tensor.try_extract_tensor::<u8>().unwrap().1, [0; 64]);
@@ -247,6 +251,7 @@ fn the_compute_stream_is_that_of_its_device() {
 #[test]
 fn a_copy_that_has_no_room_is_out_of_memory() {
     let Some((ort, _guard)) = runtime() else { return };
-    let refused = ort.empty(Device::CPU, DType::FLOAT32, &[1 << 45], Order::RowMajor).map(drop).unwrap_err();
+    // SAFETY: there is no tensor.
+    let refused = unsafe { ort.empty(Device::CPU, DType::FLOAT32, &[1 << 45], Order::RowMajor) }.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
 }

@@ -128,6 +128,7 @@ pub fn without_pending(pending: Option<Pending>) -> Result<()> {
             "conjugation and negation are deferred: call .resolve_conj().resolve_neg() first"
         }
         Some(Pending::Packing) => "strides are not a whole number of elements: make a compact copy first",
+        Some(_) => "operation is deferred: make a compact copy first",
     };
     Err(Error::new(ErrorKind::CopyNeeded, format!("the memory does not hold the values of the tensor, whose {advice}")))
 }

@@ -46,12 +46,13 @@ impl<'py> Keywords<'_, 'py> {
     ///
     /// [`Argument`](bridge_core::ErrorKind::Argument) for values that no keyword takes.
     pub(crate) fn read(self) -> Result<Options> {
-        Ok(Options::default()
+        let options = Options::default()
             .with_copy(self.copy)
             .with_device(self.device.map(device::device).transpose()?)
             .with_order(self.order.map(order).transpose()?)
-            .with_permute(self.permute.map(permutation).transpose()?)
-            .with_read_only(self.read_only))
+            .with_permute(self.permute.map(permutation).transpose()?);
+        // SAFETY: the Python program promises it, by the keyword.
+        Ok(unsafe { options.with_read_only(self.read_only) })
     }
 
     /// Returns whether the caller wants the way through the host.

@@ -248,7 +248,7 @@ pub(crate) fn ipc_open<'py>(
         let to = target.open(py)?;
         let options = Keywords { copy, device, order, permute, read_only, ..Keywords::default() }.read()?;
         // The process that answers may be this one, and then its thread needs the interpreter.
-        let Opened { tensors, tree } = py.detach(|| bridge_ipc::open(&ticket))?;
+        let Opened { tensors, tree, .. } = py.detach(|| bridge_ipc::open(&ticket))?;
         // SAFETY: Python has no references to elements: programs order the uses of memory that they share.
         let ipc = unsafe { Ipc::of_opened() };
         let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
@@ -279,7 +279,8 @@ pub(crate) fn ipc_empty<'py>(
             Ok((dtype, shape, device))
         };
         let specs: Vec<Spec> = specs.into_iter().map(spec).collect::<Result<_>>()?;
-        let tensors = py.detach(|| bridge_ipc::empty(&specs))?;
+        // SAFETY: Python programs write to them first, as to those of `torch.empty`.
+        let tensors = py.detach(|| unsafe { bridge_ipc::empty(&specs) })?;
         // SAFETY: Python has no references to elements: programs order the uses of memory that they share.
         let ipc = unsafe { Ipc::of_opened() };
         let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;

@@ -238,10 +238,15 @@ def test_a_receiver_that_is_killed_frees_what_it_has(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("count", [MANY, LARGE])
 def test_an_object_is_lost_with_the_actor_that_made_it(cluster: Cluster, count: int) -> None:
+    import os
+
     maker = cluster.actor("near")
+    process = Path(f"/proc/{answer(maker, lambda self: os.getpid())}")
     ref = maker.torch.remote(counted, "torch", count)
     mine = ray.get(ref, timeout=PATIENCE)
+    # This does not wait for the end of the process.
     ray.kill(maker)
+    wait_until(lambda: not process.exists())
     assert float(mine["x"][-1]) == count - 1
     for actor in (cluster.beside, cluster.far):
         with pytest.raises(ray.exceptions.RayError):

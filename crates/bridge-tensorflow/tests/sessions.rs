@@ -74,7 +74,8 @@ impl View {
     }
 }
 
-impl Adapter for Plain {
+// SAFETY: it only exports host memory.
+unsafe impl Adapter for Plain {
     type Tensor = View;
 
     fn profile(&self) -> &Profile {

@@ -37,7 +37,8 @@ impl<'py> Torch<'py> {
     }
 }
 
-impl<'py> Adapter for Torch<'py> {
+// SAFETY: a storage keeps its lease, and the consumer has the streams of PyTorch. The profile says that it may write.
+unsafe impl<'py> Adapter for Torch<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {
@@ -86,7 +87,7 @@ impl<'py> Adapter for Torch<'py> {
         }
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
         import::empty(self.py, device, dtype, shape, order)
     }
 }

@@ -36,7 +36,8 @@ pub(crate) struct TorchConsumer {
     views: Views,
 }
 
-impl Consumer for TorchConsumer {
+// SAFETY: PyTorch uses a tensor in its current stream, and in those that `record_stream` notes.
+unsafe impl Consumer for TorchConsumer {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         match device.kind {
             DeviceKind::CUDA => self.exchange.current_stream(device),

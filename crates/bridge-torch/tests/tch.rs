@@ -237,7 +237,8 @@ impl Counted {
     }
 }
 
-impl Adapter for Counted {
+// SAFETY: it does what the inner adapter does.
+unsafe impl Adapter for Counted {
     type Tensor = Vec<f32>;
 
     fn profile(&self) -> &Profile {
@@ -306,6 +307,8 @@ fn a_tensor_on_a_device_that_libtorch_lacks_is_refused() {
     let nowhere = Device::cuda(4096);
     assert_eq!(tch.current_stream(nowhere).unwrap_err().kind(), ErrorKind::Framework);
     assert_eq!(tch.current_stream(Device::CPU).unwrap(), None);
-    let refused = tch.empty(nowhere, DType::FLOAT32, &[2], bridge_core::Order::RowMajor).map(drop).unwrap_err();
+    // SAFETY: there is no tensor.
+    let refused =
+        unsafe { tch.empty(nowhere, DType::FLOAT32, &[2], bridge_core::Order::RowMajor) }.map(drop).unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::CopyNeeded | ErrorKind::Framework), "{refused}");
 }

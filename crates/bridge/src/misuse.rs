@@ -64,6 +64,26 @@ misuse! {
         right: "Options::default().with_device(Device::CPU)",
         E0639: "Options { copy: None, device: Some(Device::CPU), order: None, permute: None }",
         "}";
+    APromiseToWriteNothingIsUnsafe:
+        "use truebridge::Options;
+        fn promise() -> Options {",
+        right: "unsafe { Options::default().with_read_only(true) }",
+        E0133: "Options::default().with_read_only(true)",
+        "}";
+    AConsumerVouchesForItsStreams:
+        "use truebridge::{Consumer, Device, Result, Stream, Views};
+        struct Mine(Views);",
+        right: "unsafe impl Consumer for Mine {",
+        E0200: "impl Consumer for Mine {",
+        "    fn current_stream(&self, _: Device) -> Result<Option<Stream>> { Ok(None) }
+            fn views(&self) -> &Views { &self.0 }
+        }";
+    FreshMemoryIsWrittenFirst:
+        "use truebridge::{Adapter, DType, Device, Order, Result};
+        fn fresh<A: Adapter>(adapter: &A) -> Result<A::Tensor> {",
+        right: "unsafe { adapter.empty(Device::CPU, DType::FLOAT32, &[3], Order::RowMajor) }",
+        E0133: "adapter.empty(Device::CPU, DType::FLOAT32, &[3], Order::RowMajor)",
+        "}";
     DescribingMemoryIsUnsafe:
         "use truebridge::{Access, Allocation, Memory};
         fn own(bytes: Vec<u8>) {
@@ -100,6 +120,42 @@ misuse! {
             let _managed = tensor.into_managed();",
         right: "address",
         E0382: "tensor.data()",
+        "}";
+}
+
+#[cfg(feature = "cuda")]
+misuse! {
+    AnEventOfANumberIsTrustedByUnsafeCode:
+        "use truebridge::cuda::Mark;
+        fn event(number: usize) {",
+        right: "let _ = unsafe { Mark::new(number) };",
+        E0133: "let _ = Mark::new(number);",
+        "}";
+    ASignalOfANumberIsTrustedByUnsafeCode:
+        "use truebridge::cuda::Signal;
+        fn signal(number: usize) {",
+        right: "let _ = unsafe { Signal::new(number) };",
+        E0133: "let _ = Signal::new(number);",
+        "}";
+}
+
+#[cfg(feature = "ipc")]
+misuse! {
+    MemoryIsFreedByItsOwner:
+        "use truebridge::{Device, Stream, ipc};
+        fn free(address: usize) {",
+        right: "unsafe { ipc::free(address, Device::cuda(0), Stream::LEGACY) }",
+        E0133: "ipc::free(address, Device::cuda(0), Stream::LEGACY)",
+        "}";
+}
+
+#[cfg(feature = "ort")]
+misuse! {
+    ALibraryIsTrustedByUnsafeCode:
+        "use truebridge::{Result, adapters::ort};
+        fn load(path: &str) -> Result<()> {",
+        right: "unsafe { ort::load(path) }",
+        E0133: "ort::load(path)",
         "}";
 }
 

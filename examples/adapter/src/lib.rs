@@ -70,7 +70,8 @@ impl Default for Matrices {
     }
 }
 
-impl Adapter for Matrices {
+// SAFETY: a matrix keeps its lease, has its memory on the host, and is never written to.
+unsafe impl Adapter for Matrices {
     type Tensor = Matrix;
 
     fn profile(&self) -> &Profile {
@@ -95,7 +96,7 @@ impl Adapter for Matrices {
         Ok(Matrix { address: lease.data(), rows, columns, _memory: Arc::new(lease) })
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Matrix> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Matrix> {
         if (device, dtype, order) != (Device::CPU, DType::FLOAT32, Order::RowMajor) {
             let text = "matrices are float32, row-major and on the host: ask for such a copy";
             return Err(Error::new(ErrorKind::CopyNeeded, text));

@@ -88,7 +88,8 @@ fn raised(error: DriverError) -> Error {
     Error::new(ErrorKind::Driver, format!("{error:?}"))
 }
 
-impl Adapter for CudarcSubject {
+// SAFETY: it does what the inner adapter does.
+unsafe impl Adapter for CudarcSubject {
     type Tensor = DeviceArray;
 
     fn profile(&self) -> &Profile {
@@ -115,8 +116,9 @@ impl Adapter for CudarcSubject {
         self.current.borrow().overwritten(array)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<DeviceArray> {
-        self.current.borrow().empty(device, dtype, shape, order)
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<DeviceArray> {
+        // SAFETY: the caller's obligation.
+        unsafe { self.current.borrow().empty(device, dtype, shape, order) }
     }
 }
 

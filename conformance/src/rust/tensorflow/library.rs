@@ -149,7 +149,7 @@ impl Library {
     pub(super) fn of(runtime: &Runtime) -> Result<&'static Self> {
         let (slot, name, witness): (_, _, Compute) = match runtime.series() {
             Series::One => (0, "python/_pywrap_tensorflow_internal.so", witness::<0>),
-            Series::Two => (1, "libtensorflow_cc.so.2", witness::<1>),
+            _ => (1, "libtensorflow_cc.so.2", witness::<1>),
         };
         let open = || {
             /// Fail if the library is not loaded yet (`dlfcn.h` of Linux).

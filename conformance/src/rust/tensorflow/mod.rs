@@ -78,7 +78,8 @@ pub struct TensorFlowSubject {
 
 bridge_core::debug_fields!(impl[] TensorFlowSubject: device);
 
-impl Adapter for TensorFlowSubject {
+// SAFETY: it does what the inner adapter does.
+unsafe impl Adapter for TensorFlowSubject {
     type Tensor = Arc<External>;
 
     fn profile(&self) -> &Profile {
@@ -215,7 +216,7 @@ impl Subject for TensorFlowSubject {
     fn name(&self) -> &str {
         match self.adapter.runtime().series() {
             Series::One => "tensorflow1",
-            Series::Two => "tensorflow-graphs",
+            _ => "tensorflow-graphs",
         }
     }
 

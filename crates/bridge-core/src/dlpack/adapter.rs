@@ -17,7 +17,8 @@ use std::sync::Arc;
 ///
 /// // SAFETY: the program uses the memory of a tensor on one thread at a time.
 /// let (dlpack, ordering) = (unsafe { DLPack::host() }, Arc::new(HostOnly) as Arc<dyn Ordering>);
-/// let images = dlpack.empty(Device::CPU, DType::UINT8, &[8, 3, 32, 32], Order::RowMajor)?;
+/// // SAFETY: the elements are numbers, of any bits.
+/// let images = unsafe { dlpack.empty(Device::CPU, DType::UINT8, &[8, 3, 32, 32], Order::RowMajor) }?;
 ///
 /// let options = Options::default().with_permute(Permutation::new(&[0, 2, 3, 1])?);
 /// let (view, done) = transfer(&dlpack, &dlpack, &images, &ordering, &options)?;
@@ -152,6 +153,46 @@ impl From<Lease> for Tensor {
     }
 }
 
+/// Takes memory of a program's own, on the host, without a struct of C.
+///
+/// ```
+/// use bridge_core::dlpack::Tensor;
+/// use bridge_core::{Access, Allocation, DType, Layout, Lent, Memory};
+///
+/// let numbers = vec![1.0f32, 2.0, 3.0];
+/// let data = numbers.as_ptr().expose_provenance();
+/// let layout = Layout::new(DType::FLOAT32, &[3], None, 0)?;
+/// let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadWrite);
+/// // SAFETY: the vector keeps the numbers in place, and nothing else uses them.
+/// let memory = unsafe { Memory::new(allocation, numbers) };
+/// let tensor = Tensor::try_from(Lent::at(data, DType::FLOAT32, layout, memory)?)?;
+/// assert_eq!((tensor.data(), tensor.layout().shape()), (data, &[3][..]));
+/// let managed = tensor.into_managed();
+/// # drop(managed);
+/// # Ok::<(), bridge_core::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`ErrorKind::Argument`] for memory of a device, whose streams only a [`transfer`](crate::transfer()) to a [`DLPack`]
+/// orders, and [`ErrorKind::CopyNeeded`] for an operation that is pending.
+impl TryFrom<Lent> for Tensor {
+    type Error = Error;
+
+    fn try_from(lent: Lent) -> Result<Self> {
+        if lent.buffer().stream().is_some() {
+            let text = "memory of a device has a stream: transfer the tensor to DLPack::in_stream";
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
+        if let Some(pending) = lent.pending() {
+            let text =
+                format!("a managed tensor has no {pending:?}: transfer the tensor to DLPack::host, which copies");
+            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        }
+        Ok(Self(Arc::new(Held::Own(lent))))
+    }
+}
+
 /// The adapter of DLPack's tensors.
 ///
 /// It takes any strides, and keeps memory read-only. DLPack makes no copies: those of host memory are core's, those on
@@ -206,7 +247,8 @@ impl DLPack {
     }
 }
 
-impl Consumer for Current {
+// SAFETY: the contract of `DLPack::new` names the streams.
+unsafe impl Consumer for Current {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         match self.stream {
             _ if device.kind == DeviceKind::CPU => Ok(None),
@@ -223,7 +265,8 @@ impl Consumer for Current {
     }
 }
 
-impl Adapter for DLPack {
+// SAFETY: a tensor keeps its lease. Streams and writes are what the contract of `new` says.
+unsafe impl Adapter for DLPack {
     type Tensor = Tensor;
 
     fn profile(&self) -> &Profile {
@@ -269,7 +312,7 @@ impl Adapter for DLPack {
     }
 
     /// Allocates host memory of zeros, which safe code may read before it is written.
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
         match device.kind {
             DeviceKind::CPU => host::zeros(dtype, shape, order).map(|lent| Tensor(Arc::new(Held::Fresh(lent)))),
             _ => Err(Error::new(ErrorKind::CopyNeeded, "DLPack allocates no memory on a device")),

@@ -192,7 +192,8 @@ impl Producer {
 /// The number of a buffer, its owner's stream, and when its memory is reused.
 pub type Numbered = (usize, Stream, Reuse);
 
-impl Adapter for Producer {
+// SAFETY: it only exports memory that nothing reads.
+unsafe impl Adapter for Producer {
     type Tensor = Numbered;
 
     fn profile(&self) -> &Profile {

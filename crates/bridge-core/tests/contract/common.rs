@@ -2,8 +2,8 @@
 
 use bridge_core::{
     Access, Adapter, Cast, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind,
-    Failed, Flush, Keep, Layout, Lease, Lent, Offer, Order, Ordering, Pending, Piece, Planned, Profile, Result, Reuse,
-    Stream, Strided, Strides, Views,
+    Failed, Flush, Keep, Layout, Lease, Lent, Offer, Options, Order, Ordering, Pending, Piece, Planned, Profile,
+    Result, Reuse, Stream, Strided, Strides, Views,
 };
 use std::cell::Cell;
 use std::ops::Range;
@@ -295,7 +295,8 @@ pub struct Side {
     pub steady: bool,
 }
 
-impl Consumer for Side {
+// SAFETY: nothing reads the memory of the tests.
+unsafe impl Consumer for Side {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(*self.current.lock().unwrap())
     }
@@ -367,7 +368,8 @@ pub enum Item {
     Leased(Lease),
 }
 
-impl Adapter for Office {
+// SAFETY: nothing reads the memory of the tests.
+unsafe impl Adapter for Office {
     type Tensor = Item;
 
     fn profile(&self) -> &Profile {
@@ -418,8 +420,14 @@ impl Adapter for Office {
     }
 
     /// Returns the paper that a test has prepared, whatever was asked for, as a framework under a mode may.
-    fn empty(&self, _: Device, _: DType, _: &[i64], _: Order) -> Result<Item> {
+    unsafe fn empty(&self, _: Device, _: DType, _: &[i64], _: Order) -> Result<Item> {
         let fresh = self.fresh.clone().map(Item::Own);
         fresh.ok_or_else(|| Error::new(ErrorKind::CopyNeeded, "planned"))
     }
+}
+
+/// Returns the options with the promise to write nothing.
+pub fn writes_nothing(options: Options) -> Options {
+    // SAFETY: nothing writes to the memory of the tests.
+    unsafe { options.with_read_only(true) }
 }

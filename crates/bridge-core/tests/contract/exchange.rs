@@ -22,7 +22,9 @@ fn ordering(recorder: &Arc<Recorder>) -> Arc<dyn Ordering> {
 
 /// Returns the numbers 0, 1, 2, … as float32 of the host.
 pub(crate) fn counted(shape: &[i64]) -> Tensor {
-    let tensor = on_host().empty(Device::CPU, DType::FLOAT32, shape, Order::RowMajor).expect("there is memory");
+    // SAFETY: the elements are numbers, of any bits.
+    let tensor =
+        unsafe { on_host().empty(Device::CPU, DType::FLOAT32, shape, Order::RowMajor) }.expect("there is memory");
     for i in 0..tensor.layout().numel() {
         // SAFETY: the memory is that of a compact float32 tensor with so many elements, and no other code uses it.
         unsafe { with_exposed_provenance_mut::<f32>(tensor.data()).add(i).write(i as f32) };
@@ -162,7 +164,8 @@ fn copies_have_the_elements() {
 fn fresh_memory_is_zeros_whatever_was_freed_before() {
     for nbytes in [0, 1, 63, 64, 1000, 70_000_i64] {
         drop(vec![0xAB_u8; nbytes as usize + 64]);
-        let fresh = on_host().empty(Device::CPU, DType::UINT8, &[nbytes], Order::RowMajor).unwrap();
+        // SAFETY: the elements are numbers, of any bits.
+        let fresh = unsafe { on_host().empty(Device::CPU, DType::UINT8, &[nbytes], Order::RowMajor) }.unwrap();
         assert!(fresh.data().is_multiple_of(64));
         let first = std::ptr::with_exposed_provenance::<u8>(fresh.data());
         // SAFETY: the tensor has so many bytes; that they are initialised is what Miri checks here.
@@ -172,6 +175,7 @@ fn fresh_memory_is_zeros_whatever_was_freed_before() {
 
 #[test]
 fn memory_of_a_device_is_not_allocated() {
-    let refused = on_host().empty(GPU, DType::FLOAT32, &[1], Order::RowMajor);
+    // SAFETY: there is no tensor.
+    let refused = unsafe { on_host().empty(GPU, DType::FLOAT32, &[1], Order::RowMajor) };
     assert_eq!(refused.expect_err("it is refused").kind(), ErrorKind::CopyNeeded);
 }

@@ -1,6 +1,5 @@
-//! Safe code alone, written to misbehave: whatever an adapter returns, core touches no memory that it was not lent. Miri
-//! and AddressSanitizer run it as part of the audit.
-#![forbid(unsafe_code)]
+//! Adapters that break their promises: whatever one returns, core touches no memory that it was not lent. Miri and
+//! AddressSanitizer run it as part of the audit.
 
 use crate::exchange::{counted, elements, on_host};
 use bridge_core::dlpack::{DLPack, Tensor};
@@ -61,7 +60,8 @@ impl Liar {
     }
 }
 
-impl Adapter for Liar {
+// SAFETY: it breaks its promises in host memory that nothing reads.
+unsafe impl Adapter for Liar {
     type Tensor = Tensor;
 
     fn profile(&self) -> &Profile {
@@ -91,16 +91,18 @@ impl Adapter for Liar {
         Ok(())
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
         let scaled = |by: i64| shape.iter().map(|length| length * by / 2).collect::<Vec<_>>();
-        match self.lie {
-            Lie::Shorter => self.sound.empty(device, dtype, &scaled(1), order),
-            Lie::Longer => self.sound.empty(device, dtype, &scaled(4), order),
-            Lie::Narrower => self.sound.empty(device, DType::UINT8, shape, order),
-            Lie::Columns => self.sound.empty(device, dtype, shape, Order::ColumnMajor),
-            Lie::TheSource => Ok(self.source.clone()),
-            _ => self.sound.empty(device, dtype, shape, order),
-        }
+        let (dtype, shape, order) = match self.lie {
+            Lie::Shorter => (dtype, scaled(1), order),
+            Lie::Longer => (dtype, scaled(4), order),
+            Lie::Narrower => (DType::UINT8, shape.to_vec(), order),
+            Lie::Columns => (dtype, shape.to_vec(), Order::ColumnMajor),
+            Lie::TheSource => return Ok(self.source.clone()),
+            _ => (dtype, shape.to_vec(), order),
+        };
+        // SAFETY: the caller's obligation.
+        unsafe { self.sound.empty(device, dtype, &shape, order) }
     }
 }
 
@@ -138,7 +140,8 @@ struct Broker<'a> {
     states: Cell<u32>,
 }
 
-impl Adapter for Broker<'_> {
+// SAFETY: it breaks its promises in host memory that nothing reads.
+unsafe impl Adapter for Broker<'_> {
     type Tensor = Option<ErrorKind>;
 
     fn profile(&self) -> &Profile {
@@ -213,7 +216,8 @@ fn memory_for_a_result_is_as_it_was_asked_for() {
 fn numbers_without_a_meaning_are_no_panic() {
     let (huge, wide) = ([1 << 40, 1 << 40], DType { code: 5, bits: 192, lanes: 2 });
     assert_eq!(
-        on_host().empty(Device::CPU, DType::UINT8, &huge, Order::RowMajor).unwrap_err().kind(),
+        // SAFETY: there is no tensor.
+        unsafe { on_host().empty(Device::CPU, DType::UINT8, &huge, Order::RowMajor) }.unwrap_err().kind(),
         ErrorKind::Layout
     );
     assert_eq!([Pending::Conjugation, Pending::Negation].map(|pending| pending.flips(wide)), [None; 2]);

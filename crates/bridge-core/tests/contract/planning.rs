@@ -1,6 +1,6 @@
 //! Which tensors cross in place, which as a copy, and which not at all.
 
-use crate::common::{GPU, Item, Log, Office, Paper};
+use crate::common::{GPU, Item, Log, Office, Paper, writes_nothing};
 use bridge_core::{
     Access, Adapter, DType, Device, DeviceKind, ErrorKind, Options, Order, Pending, Permutation, Plan, Reason, Strides,
     plan,
@@ -130,7 +130,7 @@ fn every_refusal() {
     read_only(&mut paper);
     let office = Office::new(Strides::Any);
     let lent = office.export(&Item::Own(paper)).unwrap();
-    let promised = Options::in_place().with_read_only(true);
+    let promised = writes_nothing(Options::in_place());
     assert_eq!(plan(&lent, office.profile(), &promised).ok(), Some(Plan::ZeroCopy));
     let reversed: Change = |paper| (paper.access, paper.strides) = (Access::ReadOnly, vec![-3, 1]);
     assert_eq!(planned(reversed, None), Ok(Plan::Copy(Reason::NegativeStrides)));

@@ -1,7 +1,7 @@
 //! The protocol of a transfer and of its release, with an ordering that records its calls.
 
 use crate::common::Event::{self, Dropped, Ordered, Retired, RetiredAfterAll};
-use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
+use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken, writes_nothing};
 use bridge_core::{
     Access, Adapter, Consumer, DType, Device, DeviceBuffer, ErrorKind, Lease, Lent, Offer, Options, Ordering, Plan,
     Profile, Reason, Result, Reuse, Stream, Strides, stats, transfer,
@@ -106,7 +106,8 @@ struct Messenger<'a> {
     vouches: bool,
 }
 
-impl Adapter for Messenger<'_> {
+// SAFETY: it has no more than the memory of the tests.
+unsafe impl Adapter for Messenger<'_> {
     type Tensor = Option<ErrorKind>;
 
     fn profile(&self) -> &Profile {
@@ -167,12 +168,12 @@ fn a_promise_to_write_nothing_takes_protected_memory_across() {
                 })
                 .map_err(|error| error.kind())
         };
-        let promised = Options::in_place().with_read_only(true);
+        let promised = writes_nothing(Options::in_place());
         let protected = if keeps { Access::ReadOnly } else { Access::Immutable };
         assert_eq!(access_of(Access::ReadOnly, promised), Ok(protected));
         assert_eq!(access_of(Access::ReadWrite, promised), Ok(Access::Immutable));
         assert_eq!(access_of(Access::Immutable, Options::in_place()), Ok(Access::Immutable));
-        assert_eq!(access_of(Access::ReadWrite, Options::copied().with_read_only(true)), Ok(Access::ReadWrite));
+        assert_eq!(access_of(Access::ReadWrite, writes_nothing(Options::copied())), Ok(Access::ReadWrite));
     }
 }
 
@@ -190,8 +191,8 @@ fn a_transfer_says_that_it_shares_immutable_memory_and_a_watch_is_on_request() {
     assert_eq!(seen(Access::Immutable, watched), (true, true));
     assert_eq!(seen(Access::ReadWrite, watched), (false, false));
     // A promise answers the first question, and can be broken.
-    assert_eq!(seen(Access::Immutable, in_place.with_read_only(true)), (false, false));
-    assert_eq!(seen(Access::ReadOnly, watched.with_read_only(true)), (false, true));
+    assert_eq!(seen(Access::Immutable, writes_nothing(in_place)), (false, false));
+    assert_eq!(seen(Access::ReadOnly, writes_nothing(watched)), (false, true));
     assert_eq!(seen(Access::Immutable, watched.with_copy(true)), (false, false));
 }
 

@@ -5,33 +5,59 @@ use crate::{DeviceArray, Element};
 use bridge_core::Result;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
-/// A slice that never frees its memory.
-struct Unowned<T>(ManuallyDrop<CudaSlice<T>>);
+/// The slices of an array's guards, in which `cudarc` keeps the events of their uses. A guard that is forgotten leaves its
+/// slice here, so that the memory is not freed before those uses.
+#[derive(Default)]
+pub(super) struct Slices(Mutex<Vec<Slice>>);
 
-impl<T: Element> Unowned<T> {
-    fn over(array: &DeviceArray) -> Result<Self> {
-        let stream = array.stream();
-        restored(|| {
-            stream.context().bind_to_thread()?;
-            // SAFETY: the array keeps the elements, which are compact and of this type, longer than the slice lives, and
-            // the slice is never dropped.
-            let slice = unsafe { stream.upgrade_device_ptr(array.data(), array.layout().numel()) };
-            Ok(Self(ManuallyDrop::new(slice)))
-        })
+/// The guards of a clone are its own.
+impl Clone for Slices {
+    fn clone(&self) -> Self {
+        Self::default()
     }
 }
 
-impl<T> Drop for Unowned<T> {
+/// A slice that never frees its memory, in a box.
+struct Slice(NonNull<CudaSlice<u8>>);
+
+// SAFETY: it owns the slice, which may be sent.
+unsafe impl Send for Slice {}
+
+impl Drop for Slice {
     fn drop(&mut self) {
-        // SAFETY: the slice is taken once.
-        let slice = unsafe { ManuallyDrop::take(&mut self.0) };
+        // SAFETY: it is of `Box::into_raw`, and this is the one owner.
+        let slice = unsafe { Box::from_raw(self.0.as_ptr()) };
         // Frees nothing, and makes the array's stream wait for the streams in which the views were used.
         let _ = restored(|| {
             slice.leak();
             Ok(())
         });
+    }
+}
+
+impl Slices {
+    /// Returns the slice of a new guard. It lives until [`end`](Self::end), or until the array is dropped.
+    fn start(&self, array: &DeviceArray) -> Result<NonNull<CudaSlice<u8>>> {
+        let stream = array.stream();
+        restored(|| {
+            stream.context().bind_to_thread()?;
+            // SAFETY: the array keeps the elements, which are compact, longer than its slices, and they free nothing.
+            let slice = unsafe { stream.upgrade_device_ptr(array.data(), array.layout().nbytes()) };
+            let slice = NonNull::from(Box::leak(Box::new(slice)));
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Slice(slice));
+            Ok(slice)
+        })
+    }
+
+    /// Ends a slice, which nothing uses any more.
+    fn end(&self, slice: NonNull<CudaSlice<u8>>) {
+        let mut slices = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = slices.iter().position(|known| known.0 == slice).map(|index| slices.swap_remove(index));
+        drop(slices);
+        drop(ended);
     }
 }
 
@@ -59,20 +85,35 @@ impl<T> Drop for Unowned<T> {
 /// # }
 /// ```
 pub struct Reading<'a, T: Element> {
-    slice: Unowned<T>,
-    array: PhantomData<&'a DeviceArray>,
+    slice: NonNull<CudaSlice<u8>>,
+    array: &'a DeviceArray,
+    elements: PhantomData<T>,
 }
 
 bridge_core::debug_fields!(impl[T: Element] Reading<'_, T>);
 
+// SAFETY: it is a shared reference to the slice, which may be shared.
+unsafe impl<T: Element> Send for Reading<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Element> Sync for Reading<'_, T> {}
+
 impl<'a, T: Element> Reading<'a, T> {
     pub(crate) fn new(array: &'a DeviceArray) -> Result<Self> {
-        Ok(Self { slice: Unowned::over(array)?, array: PhantomData })
+        Ok(Self { slice: array.slices.start(array)?, array, elements: PhantomData })
     }
 
     /// Returns the view: for launches, slices of it, and copies to the host.
     pub fn view(&self) -> CudaView<'_, T> {
-        self.slice.0.as_view()
+        // SAFETY: the slice lives as long as this guard, and nothing changes it.
+        let slice = unsafe { self.slice.as_ref() };
+        // SAFETY: the elements are of this type.
+        unsafe { slice.transmute(self.array.layout().numel()) }.expect("the slice has all of their bytes")
+    }
+}
+
+impl<T: Element> Drop for Reading<'_, T> {
+    fn drop(&mut self) {
+        self.array.slices.end(self.slice);
     }
 }
 
@@ -88,19 +129,34 @@ impl<'a, T: Element> Reading<'a, T> {
 /// # }
 /// ```
 pub struct Writing<'a, T: Element> {
-    slice: Unowned<T>,
-    array: PhantomData<&'a mut DeviceArray>,
+    slice: NonNull<CudaSlice<u8>>,
+    array: &'a mut DeviceArray,
+    elements: PhantomData<T>,
 }
 
 bridge_core::debug_fields!(impl[T: Element] Writing<'_, T>);
 
+// SAFETY: it is the only reference to the slice, which may be sent.
+unsafe impl<T: Element> Send for Writing<'_, T> {}
+// SAFETY: a shared reference to it does nothing.
+unsafe impl<T: Element> Sync for Writing<'_, T> {}
+
 impl<'a, T: Element> Writing<'a, T> {
     pub(crate) fn new(array: &'a mut DeviceArray) -> Result<Self> {
-        Ok(Self { slice: Unowned::over(array)?, array: PhantomData })
+        Ok(Self { slice: array.slices.start(array)?, array, elements: PhantomData })
     }
 
     /// Returns the view.
     pub fn view(&mut self) -> CudaViewMut<'_, T> {
-        self.slice.0.as_view_mut()
+        // SAFETY: the slice lives as long as this guard, which alone uses it.
+        let slice = unsafe { self.slice.as_mut() };
+        // SAFETY: the elements are of this type.
+        unsafe { slice.transmute_mut(self.array.layout().numel()) }.expect("the slice has all of their bytes")
+    }
+}
+
+impl<T: Element> Drop for Writing<'_, T> {
+    fn drop(&mut self) {
+        self.array.slices.end(self.slice);
     }
 }

@@ -55,7 +55,8 @@ unsafe impl Ordering for Recorder {
 #[derive(Default)]
 struct Framework(Mutex<Option<Stream>>, Views);
 
-impl Consumer for Framework {
+// SAFETY: nothing reads the memory of the tests.
+unsafe impl Consumer for Framework {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(*self.0.lock().unwrap())
     }
@@ -68,7 +69,8 @@ impl Consumer for Framework {
 /// As [`Lending`], without Python.
 struct Lends(Arc<Borrower>, Arc<dyn Ordering>);
 
-impl Adapter for Lends {
+// SAFETY: nothing reads the memory of the tests.
+unsafe impl Adapter for Lends {
     type Tensor = Loan;
 
     fn profile(&self) -> &Profile {

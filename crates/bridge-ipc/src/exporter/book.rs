@@ -13,6 +13,7 @@ const CROWD: usize = 16;
 
 /// What a process shares now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Held {
     /// Shares that can be opened or are still leased.
     pub shares: usize,

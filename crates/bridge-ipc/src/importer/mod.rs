@@ -214,6 +214,7 @@ impl Import {
 
 /// What a share holds, open in this process.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Opened {
     /// The tensors, in the order in which they were shared.
     pub tensors: Vec<IpcTensor>,

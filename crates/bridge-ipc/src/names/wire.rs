@@ -74,6 +74,7 @@ pub(crate) enum Answer {
 /// What a process that serves names says about itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct About {
     /// Whether it is a keeper: what is put there belongs to it.
     pub keeps: bool,
@@ -86,6 +87,7 @@ pub struct About {
 /// A name, and its newest ticket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Listed {
     /// The name.
     pub name: String,

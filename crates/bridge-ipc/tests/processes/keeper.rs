@@ -216,7 +216,8 @@ fn memory_that_was_made_for_a_keeper_is_taken_as_it_is() {
     let sharing = Folder::new();
     let exporter = sharing.exporter(Limits::default());
     let specs = [(DType::UINT8, vec![3], Device::CPU), (DType::FLOAT32, vec![2, 2], Device::CPU)];
-    let [tensors, others] = [(); 2].map(|()| empty(&specs).unwrap());
+    // SAFETY: it is memory of the host, of zeros.
+    let [tensors, others] = [(); 2].map(|()| unsafe { empty(&specs) }.unwrap());
     for (tensor, spec) in tensors.iter().zip(&specs) {
         assert_eq!((tensor.dtype(), tensor.layout().shape(), tensor.device()), (spec.0, &spec.1[..], spec.2));
     }

@@ -47,7 +47,8 @@ impl Framework {
     }
 }
 
-impl Adapter for Framework {
+// SAFETY: it has no more than the memory of the tests.
+unsafe impl Adapter for Framework {
     type Tensor = Source;
 
     fn profile(&self) -> &Profile {
@@ -76,7 +77,8 @@ impl Adapter for Framework {
 /// The feeds of that framework.
 struct Feeding<'a>(&'a Framework, Arc<Views>);
 
-impl Adapter for Feeding<'_> {
+// SAFETY: it has no more than the memory of the tests.
+unsafe impl Adapter for Feeding<'_> {
     type Tensor = Feed;
 
     fn profile(&self) -> &Profile {

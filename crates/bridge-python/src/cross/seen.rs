@@ -51,7 +51,8 @@ impl<'a, F> Seen<'a, F> {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<F: Owned> Adapter for Seen<'_, F> {
+// SAFETY: it does what the inner adapter does.
+unsafe impl<F: Owned> Adapter for Seen<'_, F> {
     type Tensor = F;
 
     fn profile(&self) -> &Profile {
@@ -98,7 +99,8 @@ impl<F: Owned> Adapter for Seen<'_, F> {
         self.adapter.overwritten_all(tensors)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<F> {
-        self.adapter.empty(device, dtype, shape, order)
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<F> {
+        // SAFETY: the caller's obligation.
+        unsafe { self.adapter.empty(device, dtype, shape, order) }
     }
 }

@@ -195,7 +195,8 @@ impl EagerTensor {
     }
 }
 
-impl Adapter for Eager {
+// SAFETY: TensorFlow keeps the lease with the tensor, and never writes to it. Its consumer has its streams.
+unsafe impl Adapter for Eager {
     type Tensor = EagerTensor;
 
     fn profile(&self) -> &Profile {

@@ -35,7 +35,8 @@ impl<'py> TensorFlow2<'py> {
     }
 }
 
-impl<'py> Adapter for TensorFlow2<'py> {
+// SAFETY: TensorFlow keeps the lease with the tensor, and never writes to it. Its consumer has its streams.
+unsafe impl<'py> Adapter for TensorFlow2<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {

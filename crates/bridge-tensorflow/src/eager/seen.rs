@@ -56,7 +56,7 @@ impl Seen {
         let layout = Layout::new(dtype, &shape, None, 0)?;
         let access = runtime.consumer.protected.access(address, Access::Immutable);
         // TensorFlow keeps most tensors of int32 in host memory, even if it names a GPU.
-        let is_on_gpu = || Ok(code != INT32 || layout.nbytes() == 0 || gpu_of(address)?.is_some());
+        let is_on_gpu = || Ok::<_, Error>(code != INT32 || layout.nbytes() == 0 || gpu_of(address)?.is_some());
         let (device, stream) = match gpu {
             Some((device, stream)) if is_on_gpu()? => (device, Some(stream)),
             _ => (Device::CPU, None),

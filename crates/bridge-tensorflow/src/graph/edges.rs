@@ -42,7 +42,9 @@ impl GraphEdges {
     }
 }
 
-impl Adapter for GraphEdges {
+// SAFETY: TensorFlow keeps the lease of a fed tensor with its buffer, and never writes to it. Its consumer has its
+// streams.
+unsafe impl Adapter for GraphEdges {
     type Tensor = External;
 
     fn profile(&self) -> &Profile {

@@ -37,7 +37,8 @@ impl<'py> PyGraphEdges<'py> {
     }
 }
 
-impl Adapter for PyGraphEdges<'_> {
+// SAFETY: it does what the inner adapter does, or TensorFlow keeps the lease with the buffer and never writes to it.
+unsafe impl Adapter for PyGraphEdges<'_> {
     type Tensor = External;
 
     fn profile(&self) -> &Profile {
@@ -202,7 +203,8 @@ fn external<'a>(tensor: &'a PyTensor<'_>) -> Result<&'a Bound<'a, PyExternal>> {
     })
 }
 
-impl<'py> Adapter for TensorFlow1<'py> {
+// SAFETY: it does what the inner adapter does, or TensorFlow keeps the lease with the buffer and never writes to it.
+unsafe impl<'py> Adapter for TensorFlow1<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {

@@ -32,7 +32,8 @@ impl RuntimeConsumer {
     }
 }
 
-impl Consumer for RuntimeConsumer {
+// SAFETY: TensorFlow uses a tensor in the compute stream of its device, which lives as long as the process.
+unsafe impl Consumer for RuntimeConsumer {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         if device.kind != DeviceKind::CUDA {
             return Ok(None);

@@ -15,6 +15,7 @@ pub(crate) type Versions = RangeInclusive<Version>;
 
 /// Versions of TensorFlow with the same libraries. A process can have one of each series at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Series {
     /// TensorFlow 1.x: 1.15.
     One,

@@ -70,8 +70,9 @@ impl Tch {
     /// for another on the host. While a tensor of another framework, or of another process, shares the memory of a tensor
     /// of `tch`, no code writes to it through the one (also by [`copy_into`](bridge_core::copy_into)) while another thread
     /// reads or writes it through the other. The clones of a tensor share its memory too.
-    /// Elements of a tensor that [`empty`](Adapter::empty) has returned are undefined, as those of `Tensor::empty`, and
-    /// are written before they are read.
+    /// No code writes to a tensor of memory that never changes ([`Access::Immutable`](bridge_core::Access::Immutable)).
+    ///
+    /// There is no safe constructor, because `tch` writes through shared tensors in safe methods.
     pub unsafe fn new() -> Result<Self> {
         Ok(Self { runtime: Runtime::of_process()? })
     }
@@ -101,7 +102,9 @@ impl Tch {
     }
 }
 
-impl Adapter for Tch {
+// SAFETY: a storage keeps its lease, and the consumer has the streams of libtorch. Writes are what the contract of
+// `new` allows.
+unsafe impl Adapter for Tch {
     type Tensor = Tensor;
 
     fn profile(&self) -> &Profile {
@@ -128,7 +131,7 @@ impl Adapter for Tch {
         export::overwritten(tensor)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
         import::empty(self.runtime, device, dtype, shape, order)
     }
 }

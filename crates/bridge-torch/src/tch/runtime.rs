@@ -59,7 +59,7 @@ impl Runtime {
             started: OnceLock::new(),
         };
         // `tch` has no kind for some dtypes of libtorch, and panics when it is asked for one.
-        let has_kind = |(dtype, _): &&(DType, i32)| Ok(none_of(&runtime, *dtype)?.f_kind().is_ok());
+        let has_kind = |(dtype, _): &&(DType, i32)| Ok::<_, Error>(none_of(&runtime, *dtype)?.f_kind().is_ok());
         let kinds = runtime.dtypes.iter().map(|known| Ok((known.0, has_kind(&known)?)));
         let kinds: Vec<_> = kinds.collect::<Result<_>>()?;
         runtime.profile.dtypes = kinds.into_iter().filter(|(_, has)| *has).map(|(dtype, _)| dtype).collect();
@@ -168,7 +168,8 @@ impl TchConsumer {
     }
 }
 
-impl Consumer for TchConsumer {
+// SAFETY: libtorch uses a tensor in its current stream, and in those that `record_stream` notes.
+unsafe impl Consumer for TchConsumer {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         if device.kind != DeviceKind::CUDA {
             return Ok(None);

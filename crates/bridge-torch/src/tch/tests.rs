@@ -127,7 +127,8 @@ impl Lends {
     }
 }
 
-impl Adapter for Lends {
+// SAFETY: it only exports host memory.
+unsafe impl Adapter for Lends {
     type Tensor = Tensor;
 
     fn profile(&self) -> &Profile {

@@ -40,7 +40,8 @@ impl<'py> MadeUp<'py> {
     }
 }
 
-impl<'py> Adapter for MadeUp<'py> {
+// SAFETY: TODO: the profile is what MadeUp does, the consumer has its streams, and a tensor keeps its lease.
+unsafe impl<'py> Adapter for MadeUp<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {
@@ -70,7 +71,7 @@ impl<'py> Adapter for MadeUp<'py> {
         Ok(()) // It keeps no record of writes.
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
         import::empty(self.py, self.runtime, (device, dtype), shape, order)
     }
 //% end

@@ -9,7 +9,8 @@ pub(crate) struct MadeUpConsumer {
     views: Views,
 }
 
-impl Consumer for MadeUpConsumer {
+// SAFETY: TODO: MadeUp uses a tensor in its current stream, and in those that are recorded.
+unsafe impl Consumer for MadeUpConsumer {
     /// Asked on any thread, with or without the GIL (`bridge_pyo3::with_gil` takes it).
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         match device.kind {

@@ -63,7 +63,8 @@ impl MadeUp {
     }
 }
 
-impl Adapter for MadeUp {
+// SAFETY: TODO: the profile is what MadeUp does, the consumer has its streams, and a tensor keeps its lease.
+unsafe impl Adapter for MadeUp {
     type Tensor = Tensor;
 
     fn profile(&self) -> &Profile {
@@ -108,7 +109,7 @@ impl Adapter for MadeUp {
 //% end
 //% if writes
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
+    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
         tensor::empty(device, dtype, shape, order)
     }
 //% end
@@ -121,7 +122,8 @@ struct MadeUpConsumer {
     views: Views,
 }
 
-impl Consumer for MadeUpConsumer {
+// SAFETY: TODO: MadeUp uses a tensor in its current stream, and in those that are recorded.
+unsafe impl Consumer for MadeUpConsumer {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         match device.kind {
             Kind::CUDA => Err(unwritten("lib.rs, current_stream", "the stream that work is submitted to now")),
