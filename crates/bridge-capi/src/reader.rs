@@ -3,7 +3,7 @@
 
 use crate::on_device::in_streams;
 use crate::status::refused;
-use bridge_core::dlpack::wrap;
+use bridge_core::dlpack::{wrap, wrap_as};
 use bridge_core::{Adapter, Consumer, Device, Error, ErrorKind, Lease, Lent, Offer, Profile, Result, Stream, Views};
 use bridge_interpreter::AnyManaged;
 use std::sync::{Arc, LazyLock};
@@ -80,6 +80,7 @@ pub(crate) fn uncopied(device: Device) -> Error {
 pub(crate) fn managed(lease: Lease, versioned: bool) -> AnyManaged {
     match versioned {
         true => AnyManaged::Versioned(wrap(lease).0.into_raw()),
-        false => AnyManaged::Legacy(wrap(lease).0.into_raw()),
+        // SAFETY: the profile of such a target says that it may write, so the caller of C has promised it.
+        false => AnyManaged::Legacy(unsafe { wrap_as(lease, drop) }.0.into_raw()),
     }
 }

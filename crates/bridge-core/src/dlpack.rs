@@ -392,12 +392,18 @@ impl Handover {
 
 /// Wraps a lease as a managed tensor, whose deleter drops the lease. Strides are always present, as DLPack 1.2 demands,
 /// and the byte offset is folded into the address, because several frameworks ignore it.
-pub fn wrap<M: ManagedTensorBase>(lease: Lease) -> (Managed<M>, Handover) {
-    wrap_with(lease, drop)
+pub fn wrap(lease: Lease) -> (versioned::Dlpack, Handover) {
+    // SAFETY: a versioned tensor says that it must not be written to.
+    unsafe { wrap_as(lease, drop) }
 }
 
-/// As [`wrap`], with the function that drops the lease, on any thread. It lets no panic out.
-pub fn wrap_with<M: ManagedTensorBase>(lease: Lease, release: fn(Lease)) -> (Managed<M>, Handover) {
+/// As [`wrap`], as a managed tensor of any kind, and with the function that drops the lease, on any thread. It lets no
+/// panic out.
+///
+/// # Safety
+///
+/// A managed tensor without a version cannot say that its memory must not be written to: no consumer does so.
+pub unsafe fn wrap_as<M: ManagedTensorBase>(lease: Lease, release: fn(Lease)) -> (Managed<M>, Handover) {
     let (dtype, device, data) = (lease.dtype(), lease.device(), lease.data());
     let prepared = prepare(lease.layout());
     let mut flags = DlpackFlags::empty();

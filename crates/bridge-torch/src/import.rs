@@ -16,11 +16,13 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     // The deleter of a tensor without elements may have been called when it is watched.
     let watch = lease.watch().filter(|_| lease.device() == Device::CPU && lease.layout().numel() > 0);
     let watch = watch.map(|number| (number, lease.layout().clone()));
-    let (managed, handover) = match lease.device().kind {
-        DeviceKind::CUDA => dlpack::wrap_with(lease, drop_with_gil),
-        _ if watch.is_some() => dlpack::wrap_with(lease, watched::release),
-        _ => dlpack::wrap(lease),
+    let release = match lease.device().kind {
+        DeviceKind::CUDA => drop_with_gil,
+        _ if watch.is_some() => watched::release,
+        _ => drop,
     };
+    // SAFETY: the profile says that PyTorch may write, so memory that must not change is here by the user's promise.
+    let (managed, handover) = unsafe { dlpack::wrap_as(lease, release) };
     match runtime.consumer.exchange.import(py, managed) {
         Ok(tensor) => {
             if let Some((number, layout)) = watch {

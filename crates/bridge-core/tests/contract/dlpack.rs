@@ -3,7 +3,7 @@
 use crate::common::Event::Dropped;
 use crate::common::{Item, Office, Paper, Recorder, taken};
 use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
-use bridge_core::dlpack::{ManagedTensorBase, Origin, adopt, lend, wrap};
+use bridge_core::dlpack::{ManagedTensorBase, Origin, adopt, lend, wrap, wrap_as};
 use bridge_core::{Access, Device, DeviceKind, ErrorKind, Lease, Options, Ordering, Reuse, Strides, transfer};
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ fn host(_: Device, _: usize) -> bridge_core::Result<Origin> {
 fn there_and_back<M: ManagedTensorBase>(keeps_flags: bool) {
     for read_only in [false, true] {
         let recorder = Arc::new(Recorder::default());
-        let (managed, handover) = wrap::<M>(lease(&recorder, read_only));
+        // SAFETY: nothing writes to the memory.
+        let (managed, handover) = unsafe { wrap_as::<M>(lease(&recorder, read_only), drop) };
         drop(handover);
         // SAFETY: `wrap` makes a whole managed tensor, whose memory this test does not touch.
         let lent = unsafe { adopt(managed.into_raw()).and_then(|managed| lend(managed, host)) }.expect("it is sound");
@@ -60,14 +61,14 @@ fn legacy_there_and_back() {
 #[test]
 fn a_handover_is_reclaimed_once() {
     let recorder = Arc::new(Recorder::default());
-    let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
+    let (managed, handover) = wrap(lease(&recorder, false));
     // SAFETY: no code uses the memory.
     unsafe { handover.reclaim() };
     assert_eq!(taken(&recorder.log), [Dropped]);
     drop(managed);
     assert_eq!(taken(&recorder.log), []);
 
-    let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
+    let (managed, handover) = wrap(lease(&recorder, false));
     drop(managed);
     assert_eq!(taken(&recorder.log), []);
     // SAFETY: no code uses the memory.
@@ -78,7 +79,7 @@ fn a_handover_is_reclaimed_once() {
 #[test]
 fn the_caller_may_know_the_device_better() {
     let recorder = Arc::new(Recorder::default());
-    let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
+    let (managed, handover) = wrap(lease(&recorder, false));
     drop(handover);
     let known = Device { kind: DeviceKind::CUDA_MANAGED, index: 1 };
     // SAFETY: as above.
@@ -90,7 +91,7 @@ fn the_caller_may_know_the_device_better() {
 fn views_outside_the_allocation_are_refused_and_given_back() {
     for (allocation, fits) in [(0xff4..0x1018, true), (0x1000..0x1018, false), (0xff4..0x1000, false)] {
         let recorder = Arc::new(Recorder::default());
-        let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
+        let (managed, handover) = wrap(lease(&recorder, false));
         drop(handover);
         let origin = |device, address| Ok(Origin { allocation: Some(allocation.clone()), ..host(device, address)? });
         // SAFETY: as above.
@@ -107,7 +108,7 @@ fn views_outside_the_allocation_are_refused_and_given_back() {
 #[test]
 fn another_major_version_is_given_back_unread() {
     let recorder = Arc::new(Recorder::default());
-    let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
+    let (managed, handover) = wrap(lease(&recorder, false));
     drop(handover);
     let raw = managed.into_raw();
     // SAFETY: the tensor was made above, and is owned here.
