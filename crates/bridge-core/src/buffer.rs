@@ -358,7 +358,11 @@ impl Lent {
     }
 
     /// Returns the same tensor with an access that forbids writes, where its own does not forbid more.
-    pub fn restricted(mut self, access: Access) -> Self {
+    ///
+    /// # Safety
+    ///
+    /// With [`Access::Immutable`] nobody writes to the memory while there is a view of it.
+    pub unsafe fn restricted(mut self, access: Access) -> Self {
         if access.forbids_writes() && self.buffer().access() != Access::ReadOnly {
             self.0.facts_mut().access = access;
         }

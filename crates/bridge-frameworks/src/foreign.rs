@@ -290,7 +290,8 @@ fn lend(object: &PyTensor<'_>) -> Result<Lent> {
     // be checked of it is checked.
     let lent = unsafe { take_capsule(&capsule, &|said, address| Ok(kept(object, origin(said, address)?))) }?;
     let lent = corrected(object, lent)?;
-    Ok(if is_constant { lent.restricted(Access::Immutable) } else { lent })
+    // SAFETY: the framework never writes to such a tensor.
+    Ok(if is_constant { unsafe { lent.restricted(Access::Immutable) } } else { lent })
 }
 
 // SAFETY: it only exports.

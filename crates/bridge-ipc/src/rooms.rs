@@ -24,11 +24,7 @@ pub(crate) unsafe fn rooms(specs: &[Spec], outlives: bool) -> Result<Vec<Room>> 
     let mut devices: Vec<Device> = specs.iter().map(|(_, _, device)| *device).collect();
     devices.sort_unstable_by_key(|device| (device.kind.0, device.index));
     devices.dedup();
-    if let Some(device) = devices.iter().find(|device| **device != Device::CPU && !device::in_streams(**device)) {
-        let text =
-            format!("{device} has no memory to share here: name the host, or a CUDA device where CUDA is built in");
-        return Err(Error::new(ErrorKind::Device, text));
-    }
+    devices.iter().try_for_each(|device| has_memory(*device))?;
     let room = |device: Device| {
         let of_device = || specs.iter().enumerate().filter(move |(_, spec)| spec.2 == device);
         let mut nbytes = 0usize;
@@ -76,6 +72,15 @@ pub unsafe fn empty(specs: &[Spec]) -> Result<Vec<IpcTensor>> {
     Ok(tensors.into_iter().map(|(_, tensor)| tensor).collect())
 }
 
+/// Refuses a device that has no memory to share here.
+fn has_memory(device: Device) -> Result<()> {
+    if device == Device::CPU || device::in_streams(device) {
+        return Ok(());
+    }
+    let text = format!("{device} has no memory to share here: name the host, or a CUDA device where CUDA is built in");
+    Err(Error::new(ErrorKind::Device, text))
+}
+
 fn give(arena: &Arc<Arena>) {
     let mut given = GIVEN.lock();
     given.retain(|_, arena| arena.strong_count() > 0);
@@ -90,8 +95,10 @@ static POOL: Own<BTreeMap<usize, Arc<Arena>>> = Own::new();
 ///
 /// # Errors
 ///
-/// [`ErrorKind::OutOfMemory`], and those of the driver.
+/// [`ErrorKind::OutOfMemory`], [`ErrorKind::Device`] for a device that is neither the host nor one of CUDA, and those of
+/// the driver.
 pub fn allocate(device: Device, nbytes: usize) -> Result<usize> {
+    has_memory(device)?;
     let arena = Arc::new(Arena::new(device, nbytes, true)?);
     give(&arena);
     let start = arena.bytes().start;
@@ -136,8 +143,9 @@ mod tests {
     fn a_device_without_such_memory_is_named() {
         let specs = [(DType::FLOAT32, vec![4], Device { kind: DeviceKind(10), index: 0 })];
         // SAFETY: there is no tensor.
-        let refused = unsafe { empty(&specs) }.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Device);
-        assert!(refused.to_string().contains("no memory to share"), "{refused}");
+        for refused in [unsafe { empty(&specs) }.unwrap_err(), allocate(specs[0].2, 64).unwrap_err()] {
+            assert_eq!(refused.kind(), ErrorKind::Device);
+            assert!(refused.to_string().contains("no memory to share"), "{refused}");
+        }
     }
 }

@@ -30,7 +30,8 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let lent = unsafe { take_capsule(&capsule, &origin) }?;
     refuse_bits(array, &lent)?;
     let access = runtime.protected.access(lent.data(), Access::Immutable);
-    Ok(lent.restricted(access))
+    // SAFETY: JAX never writes to an array.
+    Ok(unsafe { lent.restricted(access) })
 }
 
 /// Returns whether an array is on the host, and not on a CUDA device.

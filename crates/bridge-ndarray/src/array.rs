@@ -141,6 +141,11 @@ impl HostArray {
         Self { data, dtype, layout, access, owner: lease.into() }
     }
 
+    /// Returns the same array, which nobody writes to from now on.
+    pub(crate) fn into_immutable(self) -> Self {
+        Self { access: Access::Immutable, ..self }
+    }
+
     /// Returns an array of zeros of any dtype: its elements may be read before they are written, and must be valid then.
     pub(crate) fn zeros(dtype: DType, shape: &[i64], order: Order) -> Result<Self> {
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;

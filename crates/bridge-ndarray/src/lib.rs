@@ -89,7 +89,7 @@ impl NdArray {
 
     /// Makes the adapter for memory that nobody writes to: it takes such memory in place and copies any other, exports
     /// arrays for reading, and refuses to write to them. No promise is asked for: make arrays of `ArcArray` or `Arc<[T]>`,
-    /// and read results with [`HostArray::immutable_view`].
+    /// and read results, copies as well, with [`HostArray::immutable_view`].
     pub fn read_only() -> Self {
         Self::of(false)
     }
@@ -136,7 +136,11 @@ unsafe impl Adapter for NdArray {
     }
 
     fn import(&self, offer: Offer) -> Result<HostArray> {
-        Ok(HostArray::of_lease(offer.accept(self)?))
+        let lease = offer.accept(self)?;
+        // Nobody else has a copy.
+        let is_own = !self.profile.takes_mutable && lease.is_copy();
+        let array = HostArray::of_lease(lease);
+        Ok(if is_own { array.into_immutable() } else { array })
     }
 
     fn overwritten(&self, array: &HostArray) -> Result<()> {
@@ -145,8 +149,11 @@ unsafe impl Adapter for NdArray {
     }
 
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<HostArray> {
-        if device.kind != DeviceKind::CPU {
-            return Err(Error::new(ErrorKind::CopyNeeded, format!("ndarray allocates no memory on {device}")));
+        if device.kind != DeviceKind::CPU || !self.profile.takes_mutable {
+            return Err(Error::new(
+                ErrorKind::CopyNeeded,
+                format!("ndarray has no memory to be written to on {device}"),
+            ));
         }
         HostArray::zeros(dtype, shape, order)
     }

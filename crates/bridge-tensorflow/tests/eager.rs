@@ -85,6 +85,8 @@ fn operations_run_on_the_memory_of_other_frameworks() {
     refused(eager.execute("AddV2", &[&x, &whole], &[], 1), ErrorKind::Framework, "tensorflow reported");
     refused(eager.execute("Unpack", &[&x], &[("num", Attribute::Int(2))], 1), ErrorKind::Framework, "output");
     refused(eager.execute("AddV2", &[&x, &x], &[], 2), ErrorKind::Argument, "the operation has 1 outputs");
+    refused(eager.execute("AddV2", &[&x, &x], &[], usize::MAX), ErrorKind::Argument, "at most 65536 outputs");
+    refused(eager.execute("InplaceAdd", &[&x, &x, &x], &[], 1), ErrorKind::Argument, "writes to its input");
     refused(eager.execute("Add\0", &[&x, &x], &[], 1), ErrorKind::Argument, "null character");
 }
 

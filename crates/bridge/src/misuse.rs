@@ -70,6 +70,12 @@ misuse! {
         right: "unsafe { Options::default().with_read_only(true) }",
         E0133: "Options::default().with_read_only(true)",
         "}";
+    MemoryThatNeverChangesIsVouchedFor:
+        "use truebridge::{Access, Lent};
+        fn constant(lent: Lent) -> Lent {",
+        right: "unsafe { lent.restricted(Access::Immutable) }",
+        E0133: "lent.restricted(Access::Immutable)",
+        "}";
     AConsumerVouchesForItsStreams:
         "use truebridge::{Consumer, Device, Result, Stream, Views};
         struct Mine(Views);",

@@ -247,7 +247,7 @@ impl DLPack {
     }
 }
 
-// SAFETY: the contract of `DLPack::new` names the streams.
+// SAFETY: the contracts of the constructors name the streams.
 unsafe impl Consumer for Current {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         match self.stream {

@@ -2,8 +2,8 @@
 
 use crate::common::{GPU, Item, Log, Office, Paper, writes_nothing};
 use bridge_core::{
-    Access, Adapter, DType, Device, DeviceKind, ErrorKind, Options, Order, Pending, Permutation, Plan, Reason, Strides,
-    plan,
+    Access, Adapter, DType, Device, DeviceKind, ErrorKind, Options, Order, Pending, Permutation, Plan, Profile, Reason,
+    Strides, plan,
 };
 
 /// Plans the transfer of a paper into an office that accepts compact, writable tensors at multiples of 64 bytes.
@@ -327,4 +327,11 @@ fn an_alignment_that_no_memory_has_is_an_error() {
         let planned = plan(&lent, office.profile(), &Options::copied()).map_err(|error| error.kind());
         assert_eq!(planned, if refused { Err(ErrorKind::Argument) } else { Ok(Plan::Copy(Reason::Asked)) });
     }
+}
+
+#[test]
+fn elements_of_less_than_a_byte_have_the_alignment_of_a_byte() {
+    let profile = Profile::export_only("parts").with_alignment(1).with_complex_by_parts(true);
+    let complex: DType = "dlpack(5, 8, 1)".parse().unwrap();
+    assert_eq!(profile.alignment_of(complex), 1);
 }

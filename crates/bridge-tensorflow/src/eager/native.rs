@@ -58,6 +58,12 @@ pub enum Attribute {
     Bool(bool),
 }
 
+/// The operations of TensorFlow that write to their input.
+const WRITING: [&str; 4] = ["InplaceUpdate", "InplaceAdd", "InplaceSub", "_ParallelConcatUpdate"];
+
+/// More outputs than an operation has.
+const MAX_OUTPUTS: usize = 1 << 16;
+
 impl Eager {
     /// Makes a context, and sets up the devices.
     ///
@@ -117,7 +123,9 @@ impl Eager {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for a name with a null character, [`ErrorKind::Dtype`] for an attribute that is a dtype
+    /// [`ErrorKind::Argument`] for a name with a null character, for an operation that writes to its inputs, which would
+    /// change memory of others (`InplaceAdd` and its like), and for more outputs than any operation has,
+    /// [`ErrorKind::Dtype`] for an attribute that is a dtype
     /// which TensorFlow does not have, and what TensorFlow reports.
     pub fn execute(
         &self,
@@ -127,6 +135,16 @@ impl Eager {
         outputs: usize,
     ) -> Result<Vec<EagerTensor>> {
         let (functions, status) = (&self.eager.functions, Status::new(&self.eager.runtime.core));
+        if WRITING.contains(&operation) {
+            let text = format!(
+                "{operation} writes to its input, whose memory may be of others: use an operation that returns a new tensor"
+            );
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
+        if outputs > MAX_OUTPUTS {
+            let text = format!("an operation has at most {MAX_OUTPUTS} outputs, not {outputs}: pass its number");
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
         let operation = c_string(operation)?;
         // SAFETY: the context is never deleted, the inputs are alive, the names are C strings, and the operation is ours
         // until it is deleted. There is room for as many results as are passed; those that are returned are ours.
