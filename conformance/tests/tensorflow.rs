@@ -24,7 +24,7 @@ fn tensorflow(series: Series, device: Device) -> Option<TensorFlowSubject> {
     PENDING.call_once(|| unsafe { std::env::set_var("TF_SYNC_ON_FINISH", "false") });
     let folder = match series {
         Series::One => installed::one(),
-        Series::Two => installed::two(),
+        _ => installed::two(),
     };
     let Some(folder) = folder else {
         println!("skipped: no TensorFlow of series {series:?} (cargo xtask setup fetches it)");

@@ -38,7 +38,8 @@ pub use self::tensorflow::TensorFlowSubject;
 #[cfg(any(feature = "candle-cuda", all(feature = "cudarc", feature = "ort"), feature = "tch"))]
 macro_rules! forward_adapter {
     ($subject:ty, $tensor:ty) => {
-        impl bridge_core::Adapter for $subject {
+        // SAFETY: it does what the inner adapter does.
+        unsafe impl bridge_core::Adapter for $subject {
             type Tensor = $tensor;
 
             fn profile(&self) -> &bridge_core::Profile {

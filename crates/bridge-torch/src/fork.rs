@@ -1,25 +1,30 @@
 //! What happens to this crate's locks at a fork: a child must not begin with one that a thread of its parent holds.
 
-use crate::memory::{Exported, exported};
-#[cfg(feature = "python")]
-use crate::watched::{Views, views};
+use std::any::Any;
 use std::cell::RefCell;
-use std::sync::{MutexGuard, Once};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-/// The locks, while this thread forks.
-struct Held {
-    _exported: MutexGuard<'static, Exported>,
-    #[cfg(feature = "python")]
-    _views: MutexGuard<'static, Views>,
-}
+/// Takes a lock, and returns its guard.
+pub(crate) type Lock = fn() -> Box<dyn Any>;
+
+static LOCKS: Mutex<Vec<Lock>> = Mutex::new(Vec::new());
+
+/// The guards of the locks, and that of the list.
+type Guards = (Vec<Box<dyn Any>>, MutexGuard<'static, Vec<Lock>>);
 
 thread_local! {
-    static FORKING: RefCell<Option<Held>> = const { RefCell::new(None) };
+    /// What this thread holds while it forks.
+    static FORKING: RefCell<Option<Guards>> = const { RefCell::new(None) };
 }
 
-/// Sees to the locks at each fork from now on.
-pub(crate) fn watch() {
+fn locks() -> MutexGuard<'static, Vec<Lock>> {
+    LOCKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes this lock at each fork from now on. Call it once for each.
+pub(crate) fn watch(lock: Lock) {
     static WATCHED: Once = Once::new();
+    locks().push(lock);
     // SAFETY: the functions lock and unlock, which a thread that forks may do.
     WATCHED.call_once(|| unsafe {
         libc::pthread_atfork(Some(before), Some(after), Some(after));
@@ -27,12 +32,9 @@ pub(crate) fn watch() {
 }
 
 unsafe extern "C" fn before() {
-    let held = || Held {
-        _exported: exported(),
-        #[cfg(feature = "python")]
-        _views: views(),
-    };
-    let _ = FORKING.try_with(|guards| guards.replace(Some(held())));
+    let known = locks();
+    let held = (known.iter().map(|lock| lock()).collect(), known);
+    let _ = FORKING.try_with(|guards| guards.replace(Some(held)));
 }
 
 unsafe extern "C" fn after() {

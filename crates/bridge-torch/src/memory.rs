@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, Once, PoisonError};
 use std::{mem, ptr};
 
 /// `c10::DeleterFnPtr`, which frees memory. It takes what the storage keeps for it.
@@ -35,7 +35,7 @@ const SHARERS: [&str; 2] = ["libtorch_cpu.so", "libtorch_python.so"];
 
 /// Exports of memory.
 #[derive(Default)]
-pub(crate) struct Exports {
+struct Exports {
     count: usize,
     /// How often PyTorch has let go of it: several storages may have one value for their deleter.
     let_go: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Exports {
 
 /// Hashes an address.
 #[derive(Default)]
-pub(crate) struct AddressHasher(u64);
+struct AddressHasher(u64);
 
 impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {
@@ -60,11 +60,11 @@ impl Hasher for AddressHasher {
     }
 }
 
-pub(crate) type Exported = HashMap<Memory, Exports, BuildHasherDefault<AddressHasher>>;
+type Exported = HashMap<Memory, Exports, BuildHasherDefault<AddressHasher>>;
 
 static EXPORTED: LazyLock<Mutex<Exported>> = LazyLock::new(Mutex::default);
 
-pub(crate) fn exported() -> MutexGuard<'static, Exported> {
+fn exported() -> MutexGuard<'static, Exported> {
     EXPORTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -142,7 +142,8 @@ fn slot_of(deleter: usize, is_shared: impl FnOnce() -> bool) -> Option<usize> {
 
 #[cold]
 fn learn(deleter: usize, is_shared: impl FnOnce() -> bool) -> Option<usize> {
-    fork::watch();
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| fork::watch(|| Box::new(exported())));
     let library = library_of(deleter).unwrap_or_default();
     let is_one_of = |names: &[&str]| names.iter().any(|name| library.ends_with(name));
     let is_replaced = is_one_of(&OWNERS) && Some(deleter) != copy_on_write() || is_one_of(&SHARERS) && !is_shared();

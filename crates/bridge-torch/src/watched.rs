@@ -13,7 +13,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 /// A view that is watched.
 struct View {
@@ -24,7 +24,7 @@ struct View {
 }
 
 /// The views that are watched.
-pub(crate) struct Views {
+struct Views {
     /// By the address of their storage.
     views: BTreeMap<usize, View>,
     /// Their storages, by the number of their lease.
@@ -36,7 +36,7 @@ static VIEWS: Mutex<Views> = Mutex::new(Views { views: BTreeMap::new(), storages
 /// How many views there are, which is read without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-pub(crate) fn views() -> MutexGuard<'static, Views> {
+fn views() -> MutexGuard<'static, Views> {
     VIEWS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -54,7 +54,8 @@ fn is_any() -> bool {
 /// Watches the view that was made of the lease with this number.
 pub(crate) fn enter(runtime: &Runtime, tensor: &PyTensor<'_>, lease: usize, layout: Layout) -> Result<()> {
     let (storage, memory) = storage(runtime, tensor)?;
-    fork::watch();
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| fork::watch(|| Box::new(self::views())));
     let mut views = views();
     views.storages.insert(lease, storage);
     views.views.insert(storage, View { layout, memory, lease });
