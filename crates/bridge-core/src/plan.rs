@@ -229,10 +229,11 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
         }
         return Ok(Plan::Copy(Reason::Moved));
     }
-    let foreign = foreign.then_some(Reason::ForeignMemory);
-    let changes = !target.takes_mutable && lent.buffer().access() != Access::Immutable && !options.read_only;
-    let owned = foreign.or(changes.then_some(Reason::Mutable));
-    match (options.copy, needed(lent, target, order).or(owned)) {
+    let others = || {
+        let changes = !target.takes_mutable && lent.buffer().access() != Access::Immutable && !options.read_only;
+        if foreign { Some(Reason::ForeignMemory) } else { changes.then_some(Reason::Mutable) }
+    };
+    match (options.copy, needed(lent, target, order).or_else(others)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
         (_, None) if loses_read_only(lent, target) && !options.read_only => {
             let text = format!("the tensor is read-only, and {name} would let you write to it");

@@ -134,7 +134,8 @@ impl Profile {
     /// Returns the alignment, in bytes, that the framework requires of an element of this dtype.
     pub fn alignment_of(&self, dtype: DType) -> usize {
         let parts = if self.complex_by_parts && dtype.is_complex() { 2 } else { 1 };
-        let own = dtype.itemsize().map_or(1, |itemsize| 1 << (itemsize / parts).max(1).trailing_zeros());
+        // Half a byte has 64 zeros, and the alignment of a byte.
+        let own = dtype.itemsize().map_or(1, |itemsize| 1 << ((itemsize / parts).trailing_zeros() & 63));
         match self.alignment {
             0 => 1,
             // A power of two divides every larger one, so the larger one serves both.

@@ -136,14 +136,9 @@ impl HostArray {
         Ok(Self { data, dtype, layout, access, owner: Owner::new(owner) })
     }
 
-    pub(crate) fn of_lease(lease: Lease) -> Self {
-        let (data, dtype, layout, access) = (lease.data(), lease.dtype(), lease.layout().clone(), lease.access());
+    pub(crate) fn of_lease(lease: Lease, access: Access) -> Self {
+        let (data, dtype, layout) = (lease.data(), lease.dtype(), lease.layout().clone());
         Self { data, dtype, layout, access, owner: lease.into() }
-    }
-
-    /// Returns the same array, which nobody writes to from now on.
-    pub(crate) fn into_immutable(self) -> Self {
-        Self { access: Access::Immutable, ..self }
     }
 
     /// Returns an array of zeros of any dtype: its elements may be read before they are written, and must be valid then.

@@ -139,8 +139,8 @@ unsafe impl Adapter for NdArray {
         let lease = offer.accept(self)?;
         // Nobody else has a copy.
         let is_own = !self.profile.takes_mutable && lease.is_copy();
-        let array = HostArray::of_lease(lease);
-        Ok(if is_own { array.into_immutable() } else { array })
+        let access = if is_own { Access::Immutable } else { lease.access() };
+        Ok(HostArray::of_lease(lease, access))
     }
 
     fn overwritten(&self, array: &HostArray) -> Result<()> {
