@@ -127,7 +127,7 @@ impl Candle {
     /// - No custom operation in place (`candle_core::InplaceOp1` and its like) replaces the storage that it is to write
     ///   to. Those of candle itself write to its elements.
     ///
-    /// There is no safe constructor, because operations of candle in place are safe methods of shared tensors.
+    /// Every constructor is unsafe, because operations of candle in place are safe methods of shared tensors.
     ///
     /// On a CUDA device the stream of the tensor orders both, and `cudarc` records the uses of candle alone. So:
     ///

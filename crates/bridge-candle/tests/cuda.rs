@@ -328,7 +328,7 @@ fn what_candle_cannot_take_or_lend_is_refused() {
     let kind = |refused: bridge_core::Result<()>| refused.unwrap_err().kind();
     let variable = Var::new(&[1f32, 2.0], &sides.place).unwrap();
     assert_eq!(kind(sides.candle.export(variable.as_tensor()).map(drop)), ErrorKind::RequiresGrad);
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let elsewhere = unsafe { sides.candle.empty(Device::cuda(7), DType::FLOAT32, &[1], Order::RowMajor) };
     assert_eq!(kind(elsewhere.map(drop)), ErrorKind::Device);
     // SAFETY: as in `adapter`.
@@ -338,7 +338,7 @@ fn what_candle_cannot_take_or_lend_is_refused() {
     // An ordering without copies has none for memory on a device.
     let refused = transfer(&sides.cudarc, &sides.candle, &sides.array(1), bridge_cuda::ordering(), &Options::default());
     assert_eq!(kind(refused.map(drop)), ErrorKind::CopyNeeded);
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let huge = unsafe { sides.candle.empty(GPU, DType::FLOAT64, &[1 << 40], Order::RowMajor) };
     assert_eq!(kind(huge.map(drop)), ErrorKind::OutOfMemory);
 }

@@ -134,13 +134,13 @@ fn every_dtype_crosses_both_ways() {
             assert_ne!(address(&copy), address(&made));
         }
     }
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let refused = unsafe { candle().empty(Device::CPU, DType::COMPLEX64, &[2], Order::RowMajor) }.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Dtype);
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let refused = unsafe { candle().empty(Device::cuda(0), DType::FLOAT32, &[2], Order::RowMajor) }.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let refused = unsafe { candle().empty(Device::CPU, DType::FLOAT32, &[1 << 60], Order::RowMajor) }.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
 }

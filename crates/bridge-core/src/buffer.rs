@@ -12,9 +12,10 @@ use std::ptr;
 pub enum Access {
     /// The memory is protected: the view must not be written to, and what would allow that is refused.
     ReadOnly,
-    /// Nobody writes to the memory while there is a view, and the view's users promise that as well: the tensors of the
-    /// owner's framework do not change (TensorFlow, JAX, `ArcArray`), or the caller promised it ([`Options::with_read_only`](crate::Options::with_read_only)). A consumer that
-    /// keeps read-only memory makes the view read-only; the others take it as it is.
+    /// No code writes to the memory while a view of it exists, and users of a view promise that too: tensors of the
+    /// owner's framework do not change (TensorFlow, JAX, `ArcArray`), or the caller has promised it
+    /// ([`Options::with_read_only`](crate::Options::with_read_only)). A consumer that keeps read-only memory makes the
+    /// view read-only; the others take it as it is.
     Immutable,
     /// Not stated by the producer, as in an unversioned DLPack capsule. A consumer that keeps read-only memory may
     /// treat it as read-only, as NumPy does; the others treat it as writable.
@@ -361,7 +362,7 @@ impl Lent {
     ///
     /// # Safety
     ///
-    /// With [`Access::Immutable`] nobody writes to the memory while there is a view of it.
+    /// With [`Access::Immutable`] no code writes to the memory while a view of it exists.
     pub unsafe fn restricted(mut self, access: Access) -> Self {
         if access.forbids_writes() && self.buffer().access() != Access::ReadOnly {
             self.0.facts_mut().access = access;

@@ -65,7 +65,7 @@ pub fn copied_by<F, T>(
     let device = Conversion::new(from, to, ordering, options).landing(lent);
     // A tensor without elements takes no memory. It has as many dimensions: not every framework has others.
     let none = Dims::from_elem(0, lent.layout().shape().len().max(1));
-    // SAFETY: there is no element.
+    // SAFETY: the tensors have no elements.
     let lends = unsafe {
         to.empty(device, lent.dtype(), &none, Order::RowMajor).is_ok()
             || from.empty(lent.device(), lent.dtype(), &none, Order::RowMajor).is_ok()

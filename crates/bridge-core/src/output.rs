@@ -50,7 +50,7 @@ pub fn output<'a, T>(
         return Ok(Output { to, profile, ordering, tensor: Some(tensor), lent });
     }
     let lent = fresh_beside((to, profile), ordering, device, (dtype, shape), Order::RowMajor)?;
-    // Nobody else has the memory.
+    // No other tensor shares the memory.
     plan(&lent, profile, &Options { copy: Some(false), read_only: true, ..Options::default() })?;
     Ok(Output { to, profile, ordering, tensor: None, lent })
 }

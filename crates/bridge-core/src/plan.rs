@@ -78,14 +78,14 @@ impl Options {
         Self { permute: permute.into(), ..self }
     }
 
-    /// Returns the same requests with the promise that nobody writes to the result. A target that does not keep read-only
-    /// memory read-only then takes it in place.
+    /// Returns the same requests with the promise not to write to the result. A target that does not keep read-only memory
+    /// read-only then takes it in place.
     ///
     /// # Safety
     ///
     /// If it is `true`, the program does not write to a result that is made with these options, although safe methods of the
     /// target would: the memory may be a constant, or pages that the system protects. Nor does it write to the memory
-    /// through the source while the result is there.
+    /// through the source while the result exists.
     #[must_use]
     pub const unsafe fn with_read_only(self, read_only: bool) -> Self {
         Self { read_only, ..self }

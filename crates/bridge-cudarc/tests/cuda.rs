@@ -157,12 +157,12 @@ fn fresh_memory_is_that_of_the_stream() {
     assert_eq!((fresh.dtype(), fresh.layout().shape()), (DType::BFLOAT16, &[3, 5][..]));
     assert!(format!("{fresh:?}").contains("bfloat16"));
     cudarc.overwritten(&fresh).unwrap();
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let too_large =
         unsafe { cudarc.empty(Device::cuda(0), DType::UINT8, &[1 << 44], Order::RowMajor) }.map(drop).unwrap_err();
     assert_eq!(too_large.kind(), ErrorKind::OutOfMemory);
     for nowhere in [Device::CPU, Device::cuda(1)] {
-        // SAFETY: there is no tensor.
+        // SAFETY: the call makes no tensor.
         let refused = unsafe { cudarc.empty(nowhere, DType::FLOAT32, &[1], Order::RowMajor) }.map(drop).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
     }

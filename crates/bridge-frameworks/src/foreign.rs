@@ -294,7 +294,8 @@ fn lend(object: &PyTensor<'_>) -> Result<Lent> {
     Ok(if is_constant { unsafe { lent.restricted(Access::Immutable) } } else { lent })
 }
 
-// SAFETY: it only exports.
+// SAFETY: the loan keeps the lease, and the library that takes it uses the memory in the stream that the consumer names,
+// or on the whole device, which releases wait for.
 unsafe impl<'py> Adapter for Foreign<'py> {
     type Tensor = PyTensor<'py>;
 

@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_device_without_such_memory_is_named() {
         let specs = [(DType::FLOAT32, vec![4], Device { kind: DeviceKind(10), index: 0 })];
-        // SAFETY: there is no tensor.
+        // SAFETY: the call makes no tensor.
         for refused in [unsafe { empty(&specs) }.unwrap_err(), allocate(specs[0].2, 64).unwrap_err()] {
             assert_eq!(refused.kind(), ErrorKind::Device);
             assert!(refused.to_string().contains("no memory to share"), "{refused}");

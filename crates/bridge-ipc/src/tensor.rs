@@ -121,7 +121,7 @@ struct Lends {
     views: Views,
 }
 
-// SAFETY: it takes no memory of others.
+// SAFETY: copies of opened tensors are made in the stream that this names, which lives as long as the process.
 unsafe impl Consumer for Lends {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         if device::in_streams(device) { device::stream(device, Role::Lends).map(Some) } else { Ok(None) }
@@ -179,7 +179,8 @@ impl Ipc {
     }
 }
 
-// SAFETY: it takes no memory of others.
+// SAFETY: a tensor keeps its lease, and is written to only where it may be. Streams and writes of other processes are
+// what the contracts of the constructors say.
 unsafe impl Adapter for Ipc {
     type Tensor = IpcTensor;
 

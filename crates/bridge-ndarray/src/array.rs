@@ -47,7 +47,7 @@ impl<T: Element> From<Vec<T>> for HostArray {
     }
 }
 
-/// Takes a reference to the array, which nothing changes as long as there is another one, and copies nothing.
+/// Takes a reference to the array, which copies its elements before a write as long as this one exists. Copies nothing.
 ///
 /// # Panics
 ///
@@ -56,7 +56,7 @@ impl<T: Element, D: Dimension + 'static> From<ArcArray<T, D>> for HostArray {
     fn from(array: ArcArray<T, D>) -> Self {
         let (shape, strides) = (signed(array.shape()), signed(array.strides()));
         let data = array.as_ptr().expose_provenance();
-        // SAFETY: the array keeps its elements in place. Nobody writes to them, because there is a reference here.
+        // SAFETY: the array keeps its elements in place. `ndarray` writes to shared elements only after it has copied them.
         let made = unsafe { Self::from_raw(data, T::DTYPE, (&shape, Some(&strides)), Access::Immutable, array) };
         made.expect("an array of ndarray has a sound layout, and few dimensions")
     }
@@ -67,7 +67,7 @@ impl<T: Element> From<Arc<[T]>> for HostArray {
     fn from(elements: Arc<[T]>) -> Self {
         let data = elements.as_ptr().expose_provenance();
         let shape = signed(&[elements.len()]);
-        // SAFETY: the elements stay in place. Nobody writes to them, because there is a reference here.
+        // SAFETY: the elements stay in place. Safe code cannot write to them while this reference exists.
         let made = unsafe { Self::from_raw(data, T::DTYPE, (&shape, None), Access::Immutable, elements) };
         made.expect("a slice has a sound layout")
     }
@@ -226,7 +226,7 @@ impl HostArray {
         Ok(unsafe { raw.deref_into_view() })
     }
 
-    /// Returns a view of elements that nobody writes to ([`Access::Immutable`]), in place.
+    /// Returns a view of elements that no code writes to ([`Access::Immutable`]), in place.
     ///
     /// # Errors
     ///
@@ -238,11 +238,10 @@ impl HostArray {
             return Err(Error::new(ErrorKind::Argument, text));
         }
         if self.dtype == DType::BOOL {
-            let text =
-                "bytes of another owner may be no bool: copy them with to_array(), or call view() in unsafe code";
+            let text = "another owner's bytes may be others than 0 and 1: copy them with to_array(), or call view() in unsafe code";
             return Err(Error::new(ErrorKind::Dtype, text));
         }
-        // SAFETY: nobody writes to the elements, and any bits are a value of these types.
+        // SAFETY: no code writes to the elements, and any bits are a value of these types.
         unsafe { self.view() }
     }
 

@@ -87,9 +87,9 @@ impl NdArray {
         Self::of(true)
     }
 
-    /// Makes the adapter for memory that nobody writes to: it takes such memory in place and copies any other, exports
-    /// arrays for reading, and refuses to write to them. No promise is asked for: make arrays of `ArcArray` or `Arc<[T]>`,
-    /// and read results, copies as well, with [`HostArray::immutable_view`].
+    /// Makes the adapter for memory that never changes. It takes such memory in place and copies any other, exports arrays
+    /// for reading, and refuses to write to them. Make arrays of `ArcArray` or `Arc<[T]>`, and read results and copies with
+    /// [`HostArray::immutable_view`].
     pub fn read_only() -> Self {
         Self::of(false)
     }
@@ -137,7 +137,7 @@ unsafe impl Adapter for NdArray {
 
     fn import(&self, offer: Offer) -> Result<HostArray> {
         let lease = offer.accept(self)?;
-        // Nobody else has a copy.
+        // No other tensor shares a copy.
         let is_own = !self.profile.takes_mutable && lease.is_copy();
         let access = if is_own { Access::Immutable } else { lease.access() };
         Ok(HostArray::of_lease(lease, access))

@@ -191,7 +191,7 @@ fn fresh_memory_has_the_order_that_is_asked_for() -> Result<()> {
         assert!(fresh.layout().follows(order) && fresh.data().is_multiple_of(64));
         assert_eq!(fresh.to_array::<f64>()?, ArrayD::zeros(vec![3, 4, 2]));
     }
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let on_gpu = unsafe { adapter.empty(Device::cuda(0), DType::FLOAT32, &[1], Order::RowMajor) };
     assert_eq!(on_gpu.map(drop).unwrap_err().kind(), ErrorKind::CopyNeeded);
     Ok(())

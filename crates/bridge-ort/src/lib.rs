@@ -91,7 +91,7 @@ impl Ort {
     ///
     /// No code writes to a tensor of memory that never changes ([`Access::Immutable`](bridge_core::Access::Immutable)).
     ///
-    /// There is no safe constructor, because `try_extract_tensor_mut` is safe and knows no other owner.
+    /// Every constructor is unsafe, because `try_extract_tensor_mut` is safe and knows no other owner.
     ///
     /// Elements of `bool` that come in are 0 or 1. Other frameworks write other bytes as well, which no `bool` of Rust
     /// has.

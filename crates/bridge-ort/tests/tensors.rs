@@ -199,7 +199,7 @@ fn what_has_no_counterpart_is_refused() {
     let Some((ort, _guard)) = runtime() else { return };
     let words = Arc::new(Tensor::from_string_array(([1usize], &["word"][..])).unwrap().upcast());
     assert_eq!(ort.export(&words).unwrap_err().kind(), ErrorKind::Dtype);
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let kind = |dtype, device, order| unsafe { ort.empty(device, dtype, &[2, 3], order) }.map(drop).unwrap_err().kind();
     assert_eq!(kind(DType::COMPLEX32, Device::CPU, Order::RowMajor), ErrorKind::Dtype);
     assert_eq!(kind(DType::FLOAT32, Device::cuda(0), Order::RowMajor), ErrorKind::CopyNeeded);
@@ -251,7 +251,7 @@ fn the_compute_stream_is_that_of_its_device() {
 #[test]
 fn a_copy_that_has_no_room_is_out_of_memory() {
     let Some((ort, _guard)) = runtime() else { return };
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let refused = unsafe { ort.empty(Device::CPU, DType::FLOAT32, &[1 << 45], Order::RowMajor) }.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
 }

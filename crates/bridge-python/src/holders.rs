@@ -16,8 +16,9 @@ use std::collections::{HashSet, VecDeque};
 /// seldom among tensors, and each conversion would look at all of them.
 const MOST: usize = 1000;
 
-/// Types of objects of the program besides those of PyO3. An exception knows its traceback.
-const PROGRAM: [&str; 3] = ["method", "frame", "traceback"];
+/// Names of types whose objects belong to the program, and which PyO3 has no type for. An exception knows its traceback,
+/// which knows the frames.
+const PROGRAM: [&str; 6] = ["method", "frame", "traceback", "generator", "coroutine", "async_generator"];
 
 /// Refuses an object in which a tensor is found.
 ///

@@ -51,7 +51,7 @@ impl<'py> Keywords<'_, 'py> {
             .with_device(self.device.map(device::device).transpose()?)
             .with_order(self.order.map(order).transpose()?)
             .with_permute(self.permute.map(permutation).transpose()?);
-        // SAFETY: the Python program promises it, by the keyword.
+        // SAFETY: the Python program promises it by the keyword. Python holds no Rust references to elements.
         Ok(unsafe { options.with_read_only(self.read_only) })
     }
 

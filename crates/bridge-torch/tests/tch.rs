@@ -316,7 +316,7 @@ fn a_tensor_on_a_device_that_libtorch_lacks_is_refused() {
     let nowhere = Device::cuda(4096);
     assert_eq!(tch.current_stream(nowhere).unwrap_err().kind(), ErrorKind::Framework);
     assert_eq!(tch.current_stream(Device::CPU).unwrap(), None);
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let refused =
         unsafe { tch.empty(nowhere, DType::FLOAT32, &[2], bridge_core::Order::RowMajor) }.map(drop).unwrap_err();
     assert!(matches!(refused.kind(), ErrorKind::CopyNeeded | ErrorKind::Framework), "{refused}");

@@ -175,7 +175,7 @@ fn fresh_memory_is_zeros_whatever_was_freed_before() {
 
 #[test]
 fn memory_of_a_device_is_not_allocated() {
-    // SAFETY: there is no tensor.
+    // SAFETY: the call makes no tensor.
     let refused = unsafe { on_host().empty(GPU, DType::FLOAT32, &[1], Order::RowMajor) };
     assert_eq!(refused.expect_err("it is refused").kind(), ErrorKind::CopyNeeded);
 }

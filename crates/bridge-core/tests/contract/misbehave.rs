@@ -216,7 +216,7 @@ fn memory_for_a_result_is_as_it_was_asked_for() {
 fn numbers_without_a_meaning_are_no_panic() {
     let (huge, wide) = ([1 << 40, 1 << 40], DType { code: 5, bits: 192, lanes: 2 });
     assert_eq!(
-        // SAFETY: there is no tensor.
+        // SAFETY: the call makes no tensor.
         unsafe { on_host().empty(Device::CPU, DType::UINT8, &huge, Order::RowMajor) }.unwrap_err().kind(),
         ErrorKind::Layout
     );

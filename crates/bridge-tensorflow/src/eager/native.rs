@@ -61,7 +61,7 @@ pub enum Attribute {
 /// The operations of TensorFlow that write to their input.
 const WRITING: [&str; 4] = ["InplaceUpdate", "InplaceAdd", "InplaceSub", "_ParallelConcatUpdate"];
 
-/// More outputs than an operation has.
+/// The most outputs that a call takes: more than any operation of TensorFlow has.
 const MAX_OUTPUTS: usize = 1 << 16;
 
 impl Eager {
@@ -123,9 +123,8 @@ impl Eager {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for a name with a null character, for an operation that writes to its inputs, which would
-    /// change memory of others (`InplaceAdd` and its like), and for more outputs than any operation has,
-    /// [`ErrorKind::Dtype`] for an attribute that is a dtype
+    /// [`ErrorKind::Argument`] for a name with a null character, for an operation that writes to its input, such as
+    /// `InplaceAdd`, and for more outputs than any operation has, [`ErrorKind::Dtype`] for an attribute that is a dtype
     /// which TensorFlow does not have, and what TensorFlow reports.
     pub fn execute(
         &self,
@@ -137,7 +136,7 @@ impl Eager {
         let (functions, status) = (&self.eager.functions, Status::new(&self.eager.runtime.core));
         if WRITING.contains(&operation) {
             let text = format!(
-                "{operation} writes to its input, whose memory may be of others: use an operation that returns a new tensor"
+                "{operation} writes to its input, which may be memory of another framework: use an operation that returns a new tensor"
             );
             return Err(Error::new(ErrorKind::Argument, text));
         }
@@ -213,7 +212,8 @@ impl EagerTensor {
     }
 }
 
-// SAFETY: TensorFlow keeps the lease with the tensor, and never writes to it. Its consumer has its streams.
+// SAFETY: TensorFlow keeps the lease with the tensor, and its consumer has its streams. `execute` refuses the operations
+// that write to a tensor.
 unsafe impl Adapter for Eager {
     type Tensor = EagerTensor;
 

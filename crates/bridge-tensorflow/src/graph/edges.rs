@@ -42,8 +42,8 @@ impl GraphEdges {
     }
 }
 
-// SAFETY: TensorFlow keeps the lease of a fed tensor with its buffer, and never writes to it. Its consumer has its
-// streams.
+// SAFETY: TensorFlow keeps the lease of a fed tensor with its buffer, and its consumer has its streams. It writes to no
+// tensor that it is fed, but by operations in place, which docs/rust.md names.
 unsafe impl Adapter for GraphEdges {
     type Tensor = External;
 

@@ -72,7 +72,7 @@ impl Tch {
     /// reads or writes it through the other. The clones of a tensor share its memory too.
     /// No code writes to a tensor of memory that never changes ([`Access::Immutable`](bridge_core::Access::Immutable)).
     ///
-    /// There is no safe constructor, because `tch` writes through shared tensors in safe methods.
+    /// The only constructor is unsafe, because `tch` writes through shared tensors in safe methods.
     pub unsafe fn new() -> Result<Self> {
         Ok(Self { runtime: Runtime::of_process()? })
     }

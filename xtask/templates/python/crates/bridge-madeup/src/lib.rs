@@ -40,7 +40,8 @@ impl<'py> MadeUp<'py> {
     }
 }
 
-// SAFETY: TODO: the profile is what MadeUp does, the consumer has its streams, and a tensor keeps its lease.
+// SAFETY: the profile is what MadeUp does, the consumer has its streams, and a tensor keeps its lease: see to it that
+// this stays true of what you write below.
 unsafe impl<'py> Adapter for MadeUp<'py> {
     type Tensor = PyTensor<'py>;
 

@@ -9,7 +9,7 @@ pub(crate) struct MadeUpConsumer {
     views: Views,
 }
 
-// SAFETY: TODO: MadeUp uses a tensor in its current stream, and in those that are recorded.
+// SAFETY: MadeUp uses a tensor in its current stream and in recorded streams: see to it that this stays true.
 unsafe impl Consumer for MadeUpConsumer {
     /// Asked on any thread, with or without the GIL (`bridge_pyo3::with_gil` takes it).
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {

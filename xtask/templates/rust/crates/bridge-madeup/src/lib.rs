@@ -63,7 +63,8 @@ impl MadeUp {
     }
 }
 
-// SAFETY: TODO: the profile is what MadeUp does, the consumer has its streams, and a tensor keeps its lease.
+// SAFETY: the profile is what MadeUp does, the consumer has its streams, and a tensor keeps its lease: see to it that
+// this stays true of what you write below.
 unsafe impl Adapter for MadeUp {
     type Tensor = Tensor;
 
@@ -122,7 +123,7 @@ struct MadeUpConsumer {
     views: Views,
 }
 
-// SAFETY: TODO: MadeUp uses a tensor in its current stream, and in those that are recorded.
+// SAFETY: MadeUp uses a tensor in its current stream and in recorded streams: see to it that this stays true.
 unsafe impl Consumer for MadeUpConsumer {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         match device.kind {
