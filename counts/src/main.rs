@@ -25,7 +25,7 @@ fn main() -> Result<()> {
     };
     // SAFETY: the memory of a tensor is used on one thread at a time, and no shared tensor is written to.
     let (dlpack, ndarray) = unsafe { (DLPack::host(), NdArray::new()) };
-    let exporter = Exporter::new(Settings { folder: Some(folder.into()), ..Settings::default() })?;
+    let exporter = Exporter::new(Settings::default().with_folder(folder))?;
     let mut paths = transfers(&dlpack, &ndarray)?;
     paths.extend(codec(&dlpack, &ndarray)?);
     paths.extend(copies(&ndarray)?);

@@ -47,9 +47,24 @@ const SOURCES: [(&str, &str); 9] = [
     ("README.md", "README.md"),
 ];
 
+/// The profile of the libraries that users get.
+pub const RELEASE: &str = "release";
+
 /// Builds the libraries and writes the bundle to `out`, which is replaced.
 pub fn write(out: &Path) -> Result<()> {
-    build(&BUILDS)?;
+    write_as(out, RELEASE)
+}
+
+/// The same, with the libraries of another profile of cargo in the place of those of a release.
+pub fn write_as(out: &Path, profile: &str) -> Result<()> {
+    let argument = format!("--profile={profile}");
+    let argument = |word: &&'static str| if *word == "--release" { argument.clone() } else { (*word).to_owned() };
+    let builds = BUILDS.map(|words| words.iter().map(argument).collect::<Vec<_>>());
+    for words in &builds {
+        build(&[&words.iter().map(String::as_str).collect::<Vec<_>>()])?;
+    }
+    // Cargo's folder for its profile `dev` has another name.
+    let folder = if profile == "dev" { "debug" } else { profile };
     if out.exists() {
         let marked = out.join("conformance.py").is_file() || at(out, fs::read_dir(out))?.next().is_none();
         if !marked {
@@ -59,10 +74,11 @@ pub fn write(out: &Path) -> Result<()> {
     }
     let mut size = sources(&root(), out)?;
     for (library, place) in LIBRARIES {
+        let library = library.replacen(RELEASE, folder, 1);
         size += copy(&target().join(library), &out.join(place))?;
     }
     println!("{} holds {:.1} MiB", out.display(), size as f64 / f64::from(1 << 20));
-    if size > LIMIT {
+    if profile == RELEASE && size > LIMIT {
         return Err(format!("a bundle may take {} MiB", LIMIT >> 20));
     }
     Ok(())

@@ -175,6 +175,9 @@ enum Task {
     Bundle {
         /// Where to write it.
         out: PathBuf,
+        /// The profile of cargo that the libraries are built with.
+        #[arg(long, default_value = bundle::RELEASE)]
+        profile: String,
         /// Build the suite with faults in the adapters, which `conformance.py --faults` then plants, too.
         #[arg(long)]
         planted: bool,
@@ -211,9 +214,9 @@ fn main() -> ExitCode {
         Task::Header { check } => header::write(check).map(|()| ExitCode::SUCCESS),
         Task::Install { prefix } => install::install(&prefix).map(|()| ExitCode::SUCCESS),
         Task::Versions { only, cases, bundle } => versions::run(&only, cases, bundle).map(|()| ExitCode::SUCCESS),
-        Task::Bundle { out, planted } => {
+        Task::Bundle { out, profile, planted } => {
             let planted = |()| if planted { bundle::plant(&out) } else { Ok(()) };
-            bundle::write(&out).and_then(planted).map(|()| ExitCode::SUCCESS)
+            bundle::write_as(&out, &profile).and_then(planted).map(|()| ExitCode::SUCCESS)
         }
     };
     done.unwrap_or_else(|error| {

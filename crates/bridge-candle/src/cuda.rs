@@ -121,7 +121,9 @@ impl Drop for Held {
     fn drop(&mut self) {
         let (_, stream) = &*self.0;
         // The tensor is freed in the stream of this thread, and other threads may have used it in theirs.
-        let order_after = || bridge_cuda::ordering().order(device_of(stream), Stream::LEGACY, Stream::PER_THREAD);
+        let ordering = bridge_cuda::ordering();
+        // SAFETY: both are default streams.
+        let order_after = || unsafe { ordering.order(device_of(stream), Stream::LEGACY, Stream::PER_THREAD) };
         if is_per_thread(stream) && order_after().is_err() {
             return;
         }

@@ -29,7 +29,7 @@ impl Origin {
 
     pub(crate) fn allocation(&self, bytes: Range<usize>) -> Allocation {
         let Self { device, stream, reuse, .. } = *self;
-        Allocation { bytes, device, access: Access::ReadWrite, stream, reuse }
+        Allocation::new(bytes, device, Access::ReadWrite, stream, reuse)
     }
 }
 

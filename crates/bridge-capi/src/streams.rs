@@ -19,8 +19,7 @@ pub unsafe extern "C" fn tb_order(device: CDevice, earlier: u64, later: u64) -> 
             return Err(Error::new(ErrorKind::Device, text));
         }
         // SAFETY: the caller names streams that are alive.
-        let (earlier, later) = unsafe { (stream_on(device, earlier)?, stream_on(device, later)?) };
-        bridge_copy::ordering().order(device, earlier, later)
+        unsafe { bridge_copy::ordering().order(device, stream_on(device, earlier)?, stream_on(device, later)?) }
     })
 }
 
@@ -36,9 +35,12 @@ pub unsafe extern "C" fn tb_used(device: CDevice, data: *const c_void, stream: u
             return Ok(());
         }
         non_null(data, "data")?;
-        // SAFETY: the caller names a stream that is alive.
-        let stream = unsafe { stream_on(device, stream) }?.on_any_thread();
-        match VIEWS.used(device, data.addr(), stream, || None) {
+        // SAFETY: the caller names a stream that lives as long as the views.
+        let views = unsafe {
+            let stream = stream_on(device, stream)?.on_any_thread();
+            VIEWS.used(device, data.addr(), stream, || None)
+        };
+        match views {
             0 => Err(refused(
                 "this library has made no view of the address: pass an address in a managed tensor of tb_transfer",
             )),

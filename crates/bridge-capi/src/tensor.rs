@@ -158,7 +158,7 @@ impl CTensor {
             };
             // The deleter may need the GIL.
             let release: Option<Release> = Some(|owner| drop(Guarded::new(owner)));
-            Ok(Origin { device: Some(device), stream, reuse, allocation, keep: None, release })
+            Ok(Origin::new(stream, reuse).on(device).within(allocation).released_by(release))
         };
         // SAFETY: the caller's obligations; the stream is the caller's as well, and nothing is claimed of the reuse.
         Ok(Self::new(unsafe { managed.lend(origin) }?))
@@ -201,11 +201,11 @@ impl CTensor {
         if let (Some(legacy), 2..) = (stream, memory.stream) {
             // The stream may be destroyed before the memory is returned; the legacy stream is not.
             // SAFETY: the caller names a stream that exists (`truebridge.h`).
-            bridge_cuda::ordering().order(device, unsafe { Stream::from_handle(memory.stream) }, legacy)?;
+            unsafe { bridge_cuda::ordering().order(device, Stream::from_handle(memory.stream), legacy) }?;
         }
         // SAFETY: the caller vouches for the memory and its owner; the range was checked above. The legacy stream waits
         // for the work of the owner's stream, and nothing is claimed of the reuse.
-        let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
+        let memory = unsafe { Memory::new(Allocation::new(bytes, device, access, stream, reuse), owner) };
         Ok(Self::new(Lent::at(data, dtype, layout, memory)?))
     }
 }
@@ -278,7 +278,8 @@ unsafe impl Adapter for Caller<'_> {
             return Err(Error::new(ErrorKind::CopyNeeded, format!("there is no memory for copies on {device}")));
         };
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
-        let memory = copies.allocate(device, layout.nbytes(), stream, None)?;
+        // SAFETY: the stream of the owner lives as long as the tensor and all that is made of it (`truebridge.h`).
+        let memory = unsafe { copies.allocate(device, layout.nbytes(), stream, None) }?;
         Ok(CTensor::new(Lent::new(dtype, layout, memory)?))
     }
 
@@ -295,7 +296,7 @@ impl CTensor {
         let bytes = memory.address()..memory.address() + memory.len();
         let (access, stream, reuse) = (memory.access(), memory.stream(), memory.reuse());
         // SAFETY: the promises are those of the buffer, which the owner keeps. The host reads pinned memory as its own.
-        let shared = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, Arc::clone(lent)) };
+        let shared = unsafe { Memory::new(Allocation::new(bytes, device, access, stream, reuse), Arc::clone(lent)) };
         Lent::new(lent.dtype(), lent.layout().clone(), shared)
     }
 }

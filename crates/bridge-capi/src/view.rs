@@ -65,8 +65,11 @@ pub unsafe extern "C" fn tb_view_used(view: *const CView, stream: u64) -> Status
     answer(|| {
         // SAFETY: the caller's obligation.
         let CView(lease) = unsafe { borrow(view, "view") }?;
-        // SAFETY: the caller names a stream that exists (`truebridge.h`).
-        VIEWS.used(lease.device(), lease.data(), unsafe { Stream::from_handle(stream) }.on_any_thread(), || None);
+        // SAFETY: the caller names a stream that lives as long as the view (`truebridge.h`).
+        unsafe {
+            let stream = Stream::from_handle(stream).on_any_thread();
+            VIEWS.used(lease.device(), lease.data(), stream, || None);
+        }
         Ok(())
     })
 }

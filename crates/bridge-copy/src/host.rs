@@ -55,7 +55,7 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Re
 pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], most: usize) -> Result<(), Failed> {
     let mut parts = Vec::with_capacity(pieces.len());
     for (index, piece) in pieces.iter().copied().enumerate() {
-        parts.extend(part(piece).map_err(|error| Failed { index, error })?);
+        parts.extend(part(piece).map_err(|error| Failed::new(index, error))?);
     }
     let nbytes = |piece: &Piece<'_>| piece.from.layout.nbytes().max(piece.to.layout.nbytes());
     let nbytes = pieces.iter().map(nbytes).fold(0, usize::saturating_add);

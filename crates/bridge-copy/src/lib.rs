@@ -55,7 +55,7 @@ unsafe impl Copies for Copier {
 
     unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
         for (index, Piece { from, to, cast, .. }) in pieces.iter().enumerate() {
-            check(from, to, *cast, stream).map_err(|error| Failed { index, error })?;
+            check(from, to, *cast, stream).map_err(|error| Failed::new(index, error))?;
         }
         match stream {
             // SAFETY: the caller's promises.
@@ -69,14 +69,14 @@ unsafe impl Copies for Copier {
         }
     }
 
-    fn plan(
+    unsafe fn plan(
         &self,
         device: Device,
         pieces: &[Piece<'_>],
         stream: Option<Stream>,
     ) -> Result<Option<Box<dyn Planned>>, Failed> {
         for (index, Piece { from, to, cast, .. }) in pieces.iter().enumerate() {
-            check(from, to, *cast, stream).map_err(|error| Failed { index, error })?;
+            check(from, to, *cast, stream).map_err(|error| Failed::new(index, error))?;
         }
         // On the host nothing is kept that is not found again at once.
         stream.map(|stream| kernels::plan(device, pieces, stream)).transpose()
@@ -90,7 +90,7 @@ unsafe impl Copies for Copier {
         moves::reaches(device)
     }
 
-    fn allocate(
+    unsafe fn allocate(
         &self,
         device: Device,
         nbytes: usize,

@@ -6,6 +6,10 @@
 //!
 //! Many small pieces move together, one after another in blocks: the threads of the host copy each piece into staging
 //! or out of it, and the device copies all pieces of a block in one launch.
+//!
+//! The driver takes handles of streams unchecked. Functions of this crate that take a stream are for the crate alone, and
+//! each stream is alive: it is that of an unsafe method of `Copies` or `Planned`, whose caller has promised it; or one of
+//! the package ([`Link::new_stream`]) or a default stream, which live as long as the process.
 
 mod across;
 mod cut;
@@ -55,7 +59,7 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
 ///
 /// As of [`bridge_core::Copies::copy_all`].
 pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
-    let link = bridge_cuda::link().map_err(|error| Failed { index: 0, error })?;
+    let link = bridge_cuda::link().map_err(|error| Failed::new(0, error))?;
     let (pool, lanes, cuts, on_host) = (&POOL, &LANES, &CUTS, host::copy_all);
     let moves = Moves { link, pool, lanes, cuts, on_device: kernels::copy_all, on_host, order };
     // SAFETY: the caller's promises.
@@ -90,7 +94,7 @@ impl<'a> Trial<'a> {
     ///
     /// # Safety
     ///
-    /// As of [`bridge_core::Copies::copy`].
+    /// As of [`bridge_core::Copies::copy`], and the link does what [`Link`] says.
     pub unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, stream: Stream) -> Result<()> {
         let Self { link, pool, lanes, cuts } = self;
         let (link, on_host) = (*link, host::copy_all);
@@ -127,8 +131,7 @@ pub(crate) fn allocate(
     let stream = stream.on_any_thread();
     let block = Block::new(bridge_cuda::link()?, device, nbytes, stream)?;
     let bytes = block.address..block.address + nbytes;
-    let allocation =
-        Allocation { bytes, device, access: Access::ReadWrite, stream: Some(stream), reuse: Reuse::InStreamOrder };
+    let allocation = Allocation::new(bytes, device, Access::ReadWrite, Some(stream), Reuse::InStreamOrder);
     // SAFETY: the driver's pool maps the bytes until the block is dropped and reuses them after the stream, which
     // `keep` keeps alive; no other code knows them. Freeing neither blocks nor panics, and needs no GIL.
     Ok(Box::new(unsafe { Memory::new(allocation, (block, keep)) }))
@@ -136,7 +139,8 @@ pub(crate) fn allocate(
 
 /// Returns whether the stream is being captured into a graph.
 pub(crate) fn is_captured(device: Device, stream: Stream) -> Result<bool> {
-    bridge_cuda::link()?.is_captured(device, stream)
+    // SAFETY: the streams of this crate are alive, as the module says.
+    unsafe { bridge_cuda::link()?.is_captured(device, stream) }
 }
 
 /// Copies bytes through pinned staging into memory of a device, in stream order, without a wait of the host. Work in the
@@ -159,7 +163,8 @@ pub(crate) fn upload(device: Device, bytes: &[u8], stream: Stream) -> Result<Blo
 /// Those of the driver, and [`ErrorKind::Captured`] where `stream` is being captured.
 pub(crate) fn kept(device: Device, bytes: &[u8], stream: Stream) -> Result<Box<dyn DeviceBuffer>> {
     let link = bridge_cuda::link()?;
-    if link.is_captured(device, stream)? {
+    // SAFETY: the stream is alive, as the module says.
+    if unsafe { link.is_captured(device, stream) }? {
         let text = format!("{stream} is being captured into a CUDA graph: prepare the copies before the capture");
         return Err(Error::new(ErrorKind::Captured, text));
     }
@@ -189,13 +194,14 @@ struct Moves<'a> {
 type Order = fn((Device, Stream), (Device, Stream)) -> Result<()>;
 
 fn order(earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
-    bridge_cuda::ordering().order_across(earlier, later)
+    // SAFETY: the streams of this crate are alive, as the module says.
+    unsafe { bridge_cuda::ordering().order_across(earlier, later) }
 }
 
 impl Moves<'_> {
     unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
         let Some(Piece { from, to, .. }) = pieces.first() else { return Ok(()) };
-        let first = |error| Failed { index: 0, error };
+        let first = |error| Failed::new(0, error);
         let (is_up, is_down) = (is_host(from.device), is_host(to.device));
         if is_up && is_down {
             // SAFETY: the caller's promises.
@@ -210,7 +216,9 @@ impl Moves<'_> {
         if loads.is_empty() {
             return Ok(());
         }
-        if self.link.is_captured(if is_up { to.device } else { from.device }, stream).map_err(first)? {
+        let device = if is_up { to.device } else { from.device };
+        // SAFETY: the caller's promise.
+        if unsafe { self.link.is_captured(device, stream) }.map_err(first)? {
             let text = format!(
                 "{stream} is being captured into a CUDA graph, which would repeat the move with memory that is released by then: move the tensor before the capture"
             );
@@ -233,13 +241,13 @@ impl Moves<'_> {
                         true => self.up(wired, stream),
                         false => self.down(wired, stream),
                     }
-                    .map_err(|error| Failed { index: wired.index, error }),
+                    .map_err(|error| Failed::new(wired.index, error)),
                 }
                 .map(|()| load.nbytes())
             };
             moved += tick::after(moved, one).map_err(|failed| match moved {
                 0 => failed,
-                _ => Failed { error: undefined(failed.error), ..failed },
+                _ => Failed::new(failed.index, undefined(failed.error)),
             })?;
             Ok(())
         });
@@ -250,7 +258,7 @@ impl Moves<'_> {
     /// Moves small pieces between the host and a device, through a block of it.
     unsafe fn packed(&self, packed: &Packed<'_>, stream: Stream) -> Result<(), Failed> {
         let Piece { from, to, .. } = packed.pieces[0].piece;
-        let of_all = |error| Failed { index: packed.index(), error };
+        let of_all = |error| Failed::new(packed.index(), error);
         let device = if is_host(from.device) { to.device } else { from.device };
         let block = Block::new(self.link, device, packed.nbytes(), stream).map_err(of_all)?;
         let bytes = self.bytes(device, block.address, Host::Packed(packed), packed.nbytes(), stream);
@@ -258,7 +266,7 @@ impl Moves<'_> {
             // SAFETY: the caller's promises; the block is fresh and has room for all pieces, each at a place of its
             // own. It is freed in the stream, after the kernel.
             let copied = unsafe { (self.on_device)(&packed.on_device(block.address), stream) };
-            copied.map_err(|failed| Failed { index: packed.pieces[failed.index].index, ..failed })
+            copied.map_err(|failed| Failed::new(packed.pieces[failed.index].index, failed.error))
         };
         if is_host(from.device) {
             // SAFETY: as above.
@@ -339,7 +347,8 @@ impl Moves<'_> {
 ///
 /// Those of the driver.
 fn wait(link: &dyn Link, (device, stream): (Device, Stream)) -> Result<()> {
-    let mark = link.mark(device, stream)?;
+    // SAFETY: the stream is alive, as the module says.
+    let mark = unsafe { link.mark(device, stream) }?;
     let waited = link.wait(device, &mark);
     link.release(device, mark);
     waited

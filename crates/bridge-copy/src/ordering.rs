@@ -20,36 +20,44 @@ struct WithCopies(&'static dyn Copies);
 #[deny(clippy::missing_trait_methods)]
 // SAFETY: every method but `copies` is that of the ordering of bridge-cuda, which has made the promises.
 unsafe impl Ordering for WithCopies {
-    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
-        bridge_cuda::ordering().order(device, earlier, later)
+    unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { bridge_cuda::ordering().order(device, earlier, later) }
     }
 
-    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
-        bridge_cuda::ordering().order_across(earlier, later)
+    unsafe fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { bridge_cuda::ordering().order_across(earlier, later) }
     }
 
-    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        bridge_cuda::ordering().retire(device, stream, buffer);
+    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        // SAFETY: the caller's promise.
+        unsafe { bridge_cuda::ordering().retire(device, stream, buffer) };
     }
 
-    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
-        bridge_cuda::ordering().synchronize(device, stream)
+    unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { bridge_cuda::ordering().synchronize(device, stream) }
     }
 
-    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
-        bridge_cuda::ordering().defer(device, stream, attempt);
+    unsafe fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+        // SAFETY: the caller's promise.
+        unsafe { bridge_cuda::ordering().defer(device, stream, attempt) };
     }
 
-    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-        bridge_cuda::ordering().retire_all(device, stream, buffers);
+    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        // SAFETY: the caller's promise.
+        unsafe { bridge_cuda::ordering().retire_all(device, stream, buffers) };
     }
 
-    fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        bridge_cuda::ordering().retire_after_all(device, stream, buffer);
+    unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        // SAFETY: the caller's promise.
+        unsafe { bridge_cuda::ordering().retire_after_all(device, stream, buffer) };
     }
 
-    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
-        bridge_cuda::ordering().is_captured(device, stream)
+    unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+        // SAFETY: the caller's promise.
+        unsafe { bridge_cuda::ordering().is_captured(device, stream) }
     }
 
     fn soon(&self, flush: Flush) {

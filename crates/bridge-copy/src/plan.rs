@@ -1,6 +1,7 @@
 //! The order in which a copy visits the elements: a pure function of two layouts.
 
 use bridge_core::Layout;
+use bridge_core::planted::is_planted;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 
@@ -58,6 +59,13 @@ impl Walk {
                 to: to * unit as i64,
             })
             .collect();
+        if is_planted("copy_target_transposed")
+            && let [one, other, ..] = &mut dims[..]
+            && one.length == other.length
+            && one.to < other.to
+        {
+            std::mem::swap(&mut one.from, &mut other.from);
+        }
         let mut walk = Self { unit, from: 0, to: 0, dims: SmallVec::new() };
         for dim in dims.iter_mut().filter(|dim| dim.to < 0) {
             let last = dim.length as i64 - 1;

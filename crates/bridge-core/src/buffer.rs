@@ -1,5 +1,6 @@
 //! Memory with an owner.
 
+use crate::planted::is_planted;
 use crate::{DType, Device, Dims, Error, ErrorKind, Layout, Pending, Permutation, Result, Stream};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -110,6 +111,7 @@ unsafe impl<B: DeviceBuffer + ?Sized> DeviceBuffer for Box<B> {
 
 /// What the owner knows about the memory that it exports: a [`DeviceBuffer`]'s properties as plain values.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Allocation {
     /// Addresses of the exported bytes, exposed as [`DeviceBuffer`] says.
     pub bytes: Range<usize>,
@@ -124,14 +126,20 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Returns memory of a device whose owner writes in `stream`. [`Reuse::Unknown`] is always right.
-    pub const fn on(device: Device, bytes: Range<usize>, access: Access, stream: Stream, reuse: Reuse) -> Self {
-        Self { bytes, device, access, stream: Some(stream), reuse }
+    /// Returns memory whose owner writes in `stream`. [`Reuse::Unknown`] is always right.
+    pub const fn new(
+        bytes: Range<usize>,
+        device: Device,
+        access: Access,
+        stream: Option<Stream>,
+        reuse: Reuse,
+    ) -> Self {
+        Self { bytes, device, access, stream, reuse }
     }
 
     /// Returns host memory, which is ready at any time and has no stream.
-    pub fn host(bytes: Range<usize>, access: Access) -> Self {
-        Self { bytes, device: Device::CPU, access, stream: None, reuse: Reuse::InStreamOrder }
+    pub const fn host(bytes: Range<usize>, access: Access) -> Self {
+        Self::new(bytes, Device::CPU, access, None, Reuse::InStreamOrder)
     }
 }
 
@@ -322,6 +330,9 @@ impl Lent {
         let mut strides = Dims::from_elem(0, shape.len());
         for ((stride, length), (own, step)) in strides.iter_mut().zip(shape).rev().zip(own()) {
             *stride = if own == length { *step } else { 0 };
+        }
+        if is_planted("core_broadcast_transposed") && shape.len() > 1 && shape[0] == shape[1] {
+            strides.swap(0, 1);
         }
         self.0.facts_mut().layout = Layout::new(self.dtype(), shape, Some(&strides), self.layout().offset())?;
         Ok(self)

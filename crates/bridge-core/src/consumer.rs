@@ -6,8 +6,9 @@ use crate::{Device, Keep, Result, Stream, Views};
 ///
 /// # Safety
 ///
-/// The owner of memory gets it back once the streams that a consumer names have done the work that they hold then, so
-/// this is true: the framework uses views in no other stream than [`current_stream`](Self::current_stream) names and
+/// Core gives the streams that a consumer names to the driver, and the owner of memory gets it back once they have done
+/// the work that they hold then. So this is true: the stream that [`current_stream`](Self::current_stream) returns is alive
+/// until the operation of core that asked for it has ended; the framework uses views in no other stream than [`current_stream`](Self::current_stream) names and
 /// those that are recorded in [`views`](Self::views), or [`uses_other_streams`](Self::uses_other_streams) says so; a
 /// stream that [`keep`](Self::keep) has been asked for lives as long as its value, or as the process; and
 /// [`exports_in_current_stream`](Self::exports_in_current_stream) is not true of a tensor with a stream of its own.
@@ -20,9 +21,10 @@ pub unsafe trait Consumer: Send + Sync {
     /// Errors of the framework.
     fn current_stream(&self, device: Device) -> Result<Option<Stream>>;
 
-    /// Returns a value that keeps `stream`, which [`current_stream`](Self::current_stream) returned, from being
-    /// destroyed. A view may outlive the stream it was made under, and waiting for a destroyed stream crashes the
-    /// driver. `None` for streams that live as long as the process.
+    /// Returns a value that keeps `stream` from being destroyed: one that [`current_stream`](Self::current_stream)
+    /// returned, or that a tensor of the framework was exported in, which is alive during the call. A view may outlive the
+    /// stream it was made under, and waiting for a destroyed stream crashes the driver. `None` for streams that live as
+    /// long as the process.
     fn keep(&self, device: Device, stream: Stream) -> Option<Keep> {
         let _ = (device, stream);
         None

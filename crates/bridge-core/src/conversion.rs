@@ -1,5 +1,6 @@
 //! One conversion: the export, the import, and what copies and moves need of both sides.
 
+use crate::alive;
 use crate::batch::Batch;
 use crate::fill::order_after;
 use crate::plan::{decide, landing};
@@ -83,6 +84,6 @@ pub(crate) fn used<F>(from: &dyn Adapter<Tensor = F>, lent: &Lent) {
     if let Some(stream) = lent.buffer().stream() {
         let producer = from.consumer();
         let keep = || producer.keep(lent.device(), stream);
-        producer.views().used(lent.device(), lent.buffer().address(), stream.on_any_thread(), keep);
+        alive::used(producer.views(), lent.device(), lent.buffer().address(), stream.on_any_thread(), keep);
     }
 }

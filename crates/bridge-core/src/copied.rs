@@ -1,5 +1,6 @@
 //! The ladder of copies: who makes the copy of a tensor, tried in order.
 
+use crate::alive::alive;
 use crate::conversion::{Conversion, Streams};
 use crate::fill::{fill, pending};
 use crate::fresh::{fresh_beside, prepare};
@@ -243,6 +244,6 @@ impl<F, T> Conversion<'_, F, T> {
 fn return_original(lent: Lent, ordering: &Arc<dyn Ordering>) {
     let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
     if let (Some(stream), Reuse::Unknown) = (lent.buffer().stream(), reuse) {
-        ordering.retire(device, stream, lent.into_buffer());
+        alive(&**ordering).retire(device, stream, lent.into_buffer());
     }
 }

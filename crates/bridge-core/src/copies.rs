@@ -3,7 +3,8 @@
 use crate::{Cast, Device, DeviceBuffer, Error, ErrorKind, Failed, Keep, Layout, Result, Stream};
 use std::ops::Range;
 
-/// One side of a copy: the elements of a view, by the address of the first.
+/// One side of a copy: the elements of a view, by the address of the first. No field is ever added, because each
+/// implementation of [`Copies`] must regard all of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Strided<'a> {
     /// The device that the memory is on.
@@ -14,7 +15,7 @@ pub struct Strided<'a> {
     pub layout: &'a Layout,
 }
 
-/// One of many copies that are made together.
+/// One of many copies that are made together. No field is ever added, as for [`Strided`].
 #[derive(Debug, Clone, Copy)]
 pub struct Piece<'a> {
     /// What is copied.
@@ -90,7 +91,11 @@ pub unsafe trait Copies: Send + Sync {
     /// # Errors
     ///
     /// Those of [`copy_all`](Self::copy_all) before anything is launched.
-    fn plan(
+    ///
+    /// # Safety
+    ///
+    /// `stream`, if there is one, is alive.
+    unsafe fn plan(
         &self,
         device: Device,
         pieces: &[Piece<'_>],
@@ -130,8 +135,12 @@ pub unsafe trait Copies: Send + Sync {
     /// Those of the driver. [`ErrorKind::CopyNeeded`](crate::ErrorKind::CopyNeeded) where this implementation has no
     /// memory, which is the default.
     ///
+    /// # Safety
+    ///
+    /// `stream` is alive until the buffer has been dropped. `keep` may see to that.
+    ///
     /// [`Reuse::InStreamOrder`]: crate::Reuse::InStreamOrder
-    fn allocate(
+    unsafe fn allocate(
         &self,
         device: Device,
         nbytes: usize,

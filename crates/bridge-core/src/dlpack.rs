@@ -47,6 +47,7 @@ impl From<Device> for DLDevice {
 }
 
 /// What a managed tensor does not say about its memory.
+#[non_exhaustive]
 pub struct Origin {
     /// The device, where it is not the one that the tensor names: DLPack writes ordinal 0 for all pinned and managed
     /// memory.
@@ -67,9 +68,38 @@ pub struct Origin {
 crate::debug_fields!(impl[] Origin: device, stream, reuse, allocation);
 
 impl Origin {
+    /// Returns the origin of memory whose producer writes in `stream`. [`Reuse::Unknown`] is always right.
+    pub const fn new(stream: Option<Stream>, reuse: Reuse) -> Self {
+        Self { device: None, stream, reuse, allocation: None, keep: None, release: None }
+    }
+
     /// Returns the origin of host memory, which is ready at any time.
-    pub fn host() -> Self {
-        Self { device: None, stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep: None, release: None }
+    pub const fn host() -> Self {
+        Self::new(None, Reuse::InStreamOrder)
+    }
+
+    /// Returns the same origin on this [`device`](Self::device).
+    #[must_use]
+    pub fn on(self, device: Device) -> Self {
+        Self { device: Some(device), ..self }
+    }
+
+    /// Returns the same origin within this [`allocation`](Self::allocation).
+    #[must_use]
+    pub fn within(self, allocation: Option<Range<usize>>) -> Self {
+        Self { allocation, ..self }
+    }
+
+    /// Returns the same origin with a value to [`keep`](Self::keep).
+    #[must_use]
+    pub fn keeping(self, keep: Option<Keep>) -> Self {
+        Self { keep, ..self }
+    }
+
+    /// Returns the same origin with a [`release`](Self::release) of its own.
+    #[must_use]
+    pub fn released_by(self, release: Option<Release>) -> Self {
+        Self { release, ..self }
     }
 }
 
@@ -165,6 +195,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
 
 /// What a tensor of DLPack says, without an owner.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct View {
     /// The address of the first element.
     pub data: usize,
@@ -350,7 +381,7 @@ impl Described {
             bytes = layout.hull(data, origin.allocation.as_ref())?;
         }
         let device = origin.device.unwrap_or(stated);
-        let allocation = Allocation { bytes, device, access, stream: origin.stream, reuse: origin.reuse };
+        let allocation = Allocation::new(bytes, device, access, origin.stream, origin.reuse);
         Ok((Self { data, dtype, layout, allocation, keep: origin.keep, release: origin.release }, rest))
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 
 /// A tensor of a batch that could not be converted, or copied.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Failed {
     /// Its index in the batch.
     pub index: usize,

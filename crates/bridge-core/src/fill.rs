@@ -1,6 +1,8 @@
 //! Fills memory that exists with the elements of an exported tensor.
 
+use crate::alive::alive;
 use crate::batch::Batch;
+use crate::planted::is_left_behind;
 use crate::{Consumer, DeviceKind, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided};
 use std::sync::Arc;
 
@@ -16,12 +18,13 @@ pub(crate) fn order_after(
     match (lent.buffer().stream(), reader) {
         (Some(owner), Some(reader)) if owner != reader => {
             match batch {
+                _ if is_left_behind("core_order_lost_by_failure") => (),
                 Some(batch) => batch.order(&**ordering, device, owner, reader)?,
-                None => ordering.order(device, owner, reader)?,
+                None => alive(&**ordering).order(device, owner, reader)?,
             }
             return Ok(Some((owner, reader)));
         }
-        (Some(owner), None) => ordering.synchronize(device, owner)?,
+        (Some(owner), None) => alive(&**ordering).synchronize(device, owner)?,
         _ => (),
     }
     Ok(None)

@@ -1,5 +1,6 @@
 //! Fresh memory for copies: of a framework, or beside one whose memory cannot be written from outside.
 
+use crate::alive;
 use crate::conversion::Conversion;
 use crate::{
     Access, Adapter, Advice, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Ordering, Profile,
@@ -76,7 +77,7 @@ pub(crate) fn fresh_beside<T>(
     })?;
     let consumer = to.consumer();
     let stream = consumer.current_stream(device)?.unwrap_or(Stream::LEGACY);
-    let buffer = copies.allocate(device, layout.nbytes(), stream, consumer.keep(device, stream))?;
+    let buffer = alive::allocate(copies, device, layout.nbytes(), stream, consumer.keep(device, stream))?;
     let lent = Lent::new(dtype, layout, buffer)?;
     if lent.layout().numel() > 0 && !lent.data().is_multiple_of(alignment) {
         let text = format!(

@@ -1,9 +1,11 @@
 //! Copies that are planned, together with the memory of both sides.
 
+use crate::alive;
 use crate::batch::Batch;
 use crate::copy_all::{Job, Launch, grouped};
 use crate::leak::leak;
 use crate::moved::Way;
+use crate::planted::is_planted;
 use crate::{
     Access, Consumer, Device, ErrorKind, Failed, Lease, Lent, Misfit, Ordering, Pair, Planned, Result, Stream,
 };
@@ -76,7 +78,7 @@ impl Owner {
     /// Returns the stream that an export would be in now.
     fn now(&self) -> Result<Option<Stream>> {
         let Some(exported) = self.exported else { return Ok(None) };
-        match self.never_changes {
+        match self.never_changes || is_planted("core_copier_ordered_as_made") {
             true => Ok(Some(exported)),
             false => Ok(Some(self.consumer.current_stream(self.device)?.map_or(exported, Stream::on_any_thread))),
         }
@@ -95,7 +97,7 @@ impl Viewed {
     fn used(&self) -> bool {
         let Self { owner, device, address } = self;
         let Ok(Some(now)) = owner.now() else { return false };
-        owner.consumer.views().used(*device, *address, now, || owner.consumer.keep(*device, now)) > 0
+        alive::used(owner.consumer.views(), *device, *address, now, || owner.consumer.keep(*device, now)) > 0
     }
 }
 
@@ -139,7 +141,7 @@ impl Held {
         let (places, ways) = grouped(&jobs, repeats);
         for (device, stream, copies) in places {
             let pieces: Vec<_> = copies.iter().map(|copy| jobs[*copy].piece()).collect();
-            let plan = ordering.copies().map_or(Ok(None), |known| known.plan(device, &pieces, stream));
+            let plan = ordering.copies().map_or(Ok(None), |known| alive::plan(known, device, &pieces, stream));
             let plan = plan.map_err(|failed| failed.among(&copies))?;
             let target = &jobs[copies[0]];
             let target = Owner::of(&target.target, &target.consumer);
@@ -171,6 +173,10 @@ impl Held {
 
     pub(crate) fn jobs(&self) -> &[Job] {
         &self.jobs
+    }
+
+    fn alive(&self) -> alive::Alive<'_> {
+        alive::alive(&*self.ordering)
     }
 
     /// Makes the copies.
@@ -214,8 +220,8 @@ impl Held {
         for source in sources {
             let now = source.now().map_err(first)?;
             match (now, stream) {
-                (Some(now), Some(stream)) if now != stream => self.ordering.order(source.device, now, stream),
-                (Some(now), None) => self.ordering.synchronize(source.device, now),
+                (Some(now), Some(stream)) if now != stream => self.alive().order(source.device, now, stream),
+                (Some(now), None) => self.alive().synchronize(source.device, now),
                 _ => Ok(()),
             }
             .map_err(first)?;
@@ -238,11 +244,12 @@ impl Held {
     /// Makes an owner wait for the copies in `stream`, in the stream that it has now and in the one of its export.
     fn wait(&self, owner: &Owner, now: Option<Stream>, stream: Option<Stream>) {
         let Some(stream) = stream else { return };
-        let is_captured = || self.ordering.is_captured(owner.device, stream) == Some(true);
+        let is_captured = || self.alive().is_captured(owner.device, stream) == Some(true);
+        let now = now.filter(|_| !is_planted("core_copier_awaited_as_made"));
         for waiting in [now, owner.exported].into_iter().flatten() {
             let waits = match waiting == stream {
                 true => Ok(()),
-                false => self.ordering.order(owner.device, stream, waiting),
+                false => self.alive().order(owner.device, stream, waiting),
             };
             // A graph may be launched at any time: the program that captures it keeps the tensors, and orders its launches.
             if waits.is_err_and(|error| error.kind() != ErrorKind::Captured || !is_captured()) {

@@ -221,7 +221,7 @@ impl Layout {
     /// Returns the same elements with these dimensions, each of which is named once.
     pub(crate) fn rearranged(&self, dimensions: &[i64]) -> Self {
         let pick = |dims: &'_ [i64]| -> Dims { dimensions.iter().map(|d| dims[*d as usize]).collect() };
-        Self { dims: pick(self.shape()).into_iter().chain(pick(self.strides())).collect(), ..*self }
+        Self { dims: pick(self.shape()).iter().chain(pick(self.strides()).iter()).copied().collect(), ..*self }
     }
 
     /// Returns whether all strides are those of a compact, row-major view, those that address nothing included.

@@ -71,6 +71,7 @@ macro_rules! debug_fields {
 
 mod adapter;
 mod advice;
+mod alive;
 mod batch;
 mod buffer;
 mod cast;

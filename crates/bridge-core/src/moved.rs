@@ -1,5 +1,6 @@
 //! Moves of tensors between devices.
 
+use crate::alive::alive;
 use crate::batch::Batch;
 use crate::cast::Change;
 use crate::conversion::{Conversion, Streams};
@@ -109,11 +110,11 @@ impl Way {
     /// Those of [`Ordering::synchronize`] and [`Ordering::order_across`].
     pub(crate) fn begin(&self, ordering: &dyn Ordering) -> Result<()> {
         if let Some((device, writer)) = self.writer {
-            ordering.synchronize(device, writer)?;
+            alive(ordering).synchronize(device, writer)?;
         }
         match self.owner.zip(self.reader) {
             // The target's memory is ready after earlier work in its stream.
-            Some((owner, reader)) => ordering.order_across((self.there, reader), (self.here, owner)),
+            Some((owner, reader)) => alive(ordering).order_across((self.there, reader), (self.here, owner)),
             None => Ok(()),
         }
     }
@@ -146,13 +147,13 @@ impl Way {
     /// Those of [`Ordering::order_across`].
     pub(crate) fn end(&self, ordering: &dyn Ordering) -> Result<Streams> {
         let Some((owner, reader)) = self.owner.zip(self.reader) else { return Ok(None) };
-        ordering.order_across((self.here, owner), (self.there, reader))?;
+        alive(ordering).order_across((self.here, owner), (self.there, reader))?;
         Ok(Some((owner, reader)))
     }
 
     /// Waits for the stream of the source. Returns whether the work there has run.
     pub(crate) fn synchronize(&self, ordering: &dyn Ordering) -> bool {
-        self.owner.is_none_or(|owner| ordering.synchronize(self.here, owner).is_ok())
+        self.owner.is_none_or(|owner| alive(ordering).synchronize(self.here, owner).is_ok())
     }
 
     /// Returns whether the source has no stream in which it could be returned after a move that is pending.

@@ -2,9 +2,48 @@
 
 use smallvec::SmallVec;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 
-/// Lengths or strides of a few dimensions, inline up to four.
-pub type Dims = SmallVec<[i64; 4]>;
+/// Lengths or strides of a few dimensions: a slice that is owned, inline up to four.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Dims(SmallVec<[i64; 4]>);
+
+impl Dims {
+    /// Returns `value` for each of `ndim` dimensions.
+    pub fn from_elem(value: i64, ndim: usize) -> Self {
+        Self(SmallVec::from_elem(value, ndim))
+    }
+}
+
+impl Deref for Dims {
+    type Target = [i64];
+
+    #[inline]
+    fn deref(&self) -> &[i64] {
+        &self.0
+    }
+}
+
+impl DerefMut for Dims {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [i64] {
+        &mut self.0
+    }
+}
+
+impl From<&[i64]> for Dims {
+    #[inline]
+    fn from(dims: &[i64]) -> Self {
+        Self(dims.into())
+    }
+}
+
+impl FromIterator<i64> for Dims {
+    #[inline]
+    fn from_iter<I: IntoIterator<Item = i64>>(dims: I) -> Self {
+        Self(dims.into_iter().collect())
+    }
+}
 
 /// The most dimensions of a view: those of NumPy, which allows more than the other frameworks.
 pub const MAX_NDIM: usize = 64;

@@ -28,8 +28,9 @@ crate::debug_fields!(impl[T] Output<'_, T>: lent);
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Dtype`], [`ErrorKind::Device`] and [`ErrorKind::Layout`] for what the framework does not take, those of its
-/// allocator and of the driver.
+/// [`ErrorKind::Dtype`], [`ErrorKind::Device`] and [`ErrorKind::Layout`] for what the framework does not take,
+/// [`ErrorKind::CopyNeeded`] where neither the framework nor the ordering has memory on the device that the framework
+/// takes in place, and those of its allocator and of the driver.
 pub fn output<'a, T>(
     to: &'a dyn Adapter<Tensor = T>,
     ordering: &'a Arc<dyn Ordering>,

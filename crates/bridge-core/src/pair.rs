@@ -3,6 +3,7 @@
 use crate::{Adapter, DType};
 
 /// A tensor and the one that it is copied into, each with its adapter.
+#[non_exhaustive]
 pub struct Pair<'a, F, T> {
     /// The adapter of the source.
     pub from: &'a dyn Adapter<Tensor = F>,

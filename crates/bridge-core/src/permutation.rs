@@ -1,5 +1,6 @@
 //! Permutations of dimensions.
 
+use crate::planted::is_planted;
 use crate::{Dims, Error, ErrorKind, Layout, MAX_NDIM, Result};
 
 /// A permutation of dimensions: dimension `d` of the result is dimension `axes[d]` of the tensor. An axis below 0
@@ -49,7 +50,13 @@ impl Permutation {
                 dimension
             })
         };
-        if usize::from(self.ndim) == ndim { self.axes().iter().map(axis).collect() } else { None }
+        let dimensions: Option<Dims> =
+            if usize::from(self.ndim) == ndim { self.axes().iter().map(axis).collect() } else { None };
+        if is_planted("core_permutation_inverted") {
+            let at = |dims: &Dims, d: i64| dims.iter().position(|dim| *dim == d).map_or(0, |at| at as i64);
+            return dimensions.map(|dims| (0..ndim as i64).map(|d| at(&dims, d)).collect());
+        }
+        dimensions
     }
 }
 

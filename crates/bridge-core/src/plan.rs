@@ -1,5 +1,6 @@
 //! Whether a tensor is converted in place, as a copy, or not at all.
 
+use crate::planted::is_planted;
 use crate::{
     Access, Advice, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Pending, Permutation, Profile,
     Result, Strides,
@@ -370,7 +371,7 @@ pub(crate) fn needed(lent: &Lent, target: &Profile, order: Option<Order>) -> Opt
         Strides::Compact if !layout.is_compact() => return Some(Reason::Strides),
         _ => (),
     }
-    if order.is_some_and(|order| !layout.follows(order)) {
+    if order.is_some_and(|order| !layout.follows(order)) && !is_planted("core_order_ignored") {
         return Some(Reason::Order);
     }
     let aligned = lent.data().is_multiple_of(target.alignment_of(lent.dtype()));

@@ -19,3 +19,22 @@ pub fn is_planted(name: &str) -> bool {
     let planted = "";
     !planted.is_empty() && planted == name
 }
+
+#[cfg(feature = "planted")]
+static FAILED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// Notes that a conversion has failed, for faults that a failure leaves behind.
+#[inline]
+pub(crate) fn failed() {
+    #[cfg(feature = "planted")]
+    FAILED.store(true, std::sync::atomic::Ordering::Relaxed);
+}
+
+/// Returns whether this fault is planted and a conversion has failed since it returned `true` last.
+#[inline]
+pub(crate) fn is_left_behind(name: &str) -> bool {
+    #[cfg(feature = "planted")]
+    return is_planted(name) && FAILED.swap(false, std::sync::atomic::Ordering::Relaxed);
+    #[cfg(not(feature = "planted"))]
+    is_planted(name)
+}

@@ -1,5 +1,6 @@
 //! Copies of many tensors that are made again and again: checked and planned once.
 
+use crate::alive;
 use crate::cast::Change;
 use crate::conversion::Streams;
 use crate::copy_all::{Job, Plan, export, grouped, repeats, run};
@@ -130,7 +131,7 @@ impl Copies {
         let mut plans = Vec::new();
         for (device, stream, pieces) in grouped(jobs, repeats).0 {
             let views: Vec<_> = pieces.iter().map(|job| jobs[*job].piece()).collect();
-            let planned = ordering.copies().map_or(Ok(None), |copies| copies.plan(device, &views, stream));
+            let planned = ordering.copies().map_or(Ok(None), |copies| alive::plan(copies, device, &views, stream));
             if let Some(copies) = planned.map_err(|failed| failed.among(&pieces))? {
                 plans.push(Plan { pieces, copies });
             }

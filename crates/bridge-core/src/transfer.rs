@@ -2,6 +2,7 @@
 
 use crate::batch::Batch;
 use crate::conversion::Conversion;
+use crate::planted::{self, is_planted};
 use crate::{Access, Adapter, CopiedBy, Failed, Lent, Options, Ordering, Plan, Reason, Result, Stream};
 use std::sync::Arc;
 
@@ -81,13 +82,26 @@ pub fn transfer_all<F, T>(
     let batch = Batch::of(tensors.len());
     let profile = to.profile();
     let conversion = |from| Conversion { from, to, profile, ordering, options, batch: Some(&batch) };
+    let failed = |index| {
+        move |error| {
+            planted::failed();
+            Failed { index, error }
+        }
+    };
     let mut exported = Vec::with_capacity(tensors.len());
     for (index, (from, tensor)) in tensors.iter().enumerate() {
-        exported.push(conversion(*from).export(tensor).map_err(|error| Failed { index, error })?);
+        exported.push(conversion(*from).export(tensor).map_err(failed(index))?);
+    }
+    if is_planted("core_batch_planned_by_first") {
+        let first = exported.first().map(|(_, plan)| *plan);
+        exported.iter_mut().for_each(|(_, plan)| *plan = first.unwrap_or(*plan));
     }
     let mut results = Vec::with_capacity(tensors.len());
     for (index, ((from, tensor), exported)) in tensors.iter().zip(exported).enumerate() {
-        results.push(finish(&conversion(*from), exported, tensor).map_err(|error| Failed { index, error })?);
+        results.push(finish(&conversion(*from), exported, tensor).map_err(failed(index))?);
+    }
+    if is_planted("core_batch_swapped") && results.len() > 1 {
+        results.swap(0, 1);
     }
     Ok(results)
 }

@@ -82,7 +82,7 @@ unsafe impl Adapter for Relay {
         let (stream, reuse) = (self.consumer.stream, Reuse::InStreamOrder);
         let device = if stream.is_some() { Device::cuda(0) } else { Device::CPU };
         let bytes = layout.hull(0x1000, None)?;
-        let allocation = Allocation { bytes, device, access: Access::ReadWrite, stream, reuse };
+        let allocation = Allocation::new(bytes, device, Access::ReadWrite, stream, reuse);
         // SAFETY: no test touches the memory.
         Lent::at(0x1000, DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
     }
@@ -97,11 +97,11 @@ struct Free;
 
 // SAFETY: the memory of these tests is of the host, and no work is put into a stream.
 unsafe impl Ordering for Free {
-    fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
+    unsafe fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
         Ok(())
     }
 
-    fn retire(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn retire(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
         drop(buffer);
     }
 }

@@ -60,7 +60,7 @@ fn views_of_many_threads_all_leave() {
                     let address = 0x10000 * (1 + number % 2 * (thread + 1)) + number % 7 * 0x100;
                     let item = Item::Own(Paper { address, ..Paper::new(&log) });
                     let view = transfer(&from, &to, &item, &ordering, &Options::default()).expect("it crosses").0;
-                    assert!(to.side.views.used(common::GPU, address, common::OTHER, || None) > 0);
+                    assert!(to.side.used(address, common::OTHER, || None) > 0);
                     drop(view);
                 }
             });

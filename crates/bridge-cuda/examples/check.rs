@@ -4,7 +4,7 @@
 //! Run it with `cargo run --release -p truebridge-cuda --example check`. Without CUDA it prints why there is nothing
 //! to check.
 
-use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Ordering, Reuse, Stream};
+use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Reuse, Stream};
 use cudarc::driver::sys::{self, CUcontext, CUdeviceptr, CUresult, CUstream};
 use std::process::ExitCode;
 use std::ptr::null_mut;
@@ -49,7 +49,6 @@ fn main() -> ExitCode {
 
 /// The primary context, two streams and some memory.
 struct Checks {
-    ordering: Arc<dyn Ordering>,
     primary: CUcontext,
     streams: [CUstream; 2],
     big: CUdeviceptr,
@@ -105,7 +104,7 @@ impl Checks {
             handle
         });
         let (big, small) = (allocate(BIG), [(); 2].map(|()| allocate(4)));
-        Self { ordering: Arc::clone(bridge_cuda::ordering()), primary, streams, big, small, failed: 0 }
+        Self { primary, streams, big, small, failed: 0 }
     }
 
     fn check(&mut self, ok: bool, what: &str) {
@@ -128,9 +127,9 @@ impl Checks {
         for (name, context) in [("no", null_mut()), ("the primary", self.primary), ("another", other)] {
             cu!(cuCtxSetCurrent(context));
             let [a, b] = self.streams.map(stream);
-            let ordered = self.ordering.order(GPU, a, b).is_ok() && current() == context;
-            self.check(ordered, &format!("{name} context current: order() works and leaves it"));
-            let refused = self.ordering.order(Device::cuda(99), a, b).is_err() && current() == context;
+            let works = ordered(GPU, a, b).is_ok() && current() == context;
+            self.check(works, &format!("{name} context current: order() works and leaves it"));
+            let refused = ordered(Device::cuda(99), a, b).is_err() && current() == context;
             self.check(refused, &format!("{name} context current: order() on cuda:99 is refused and leaves it"));
             let known = bridge_cuda::locate(self.big as usize).is_ok_and(|found| found.is_some());
             self.check(known && current() == context, &format!("{name} context current: locate() works and leaves it"));
@@ -161,17 +160,15 @@ impl Checks {
         let [a, b] = self.streams;
         let (legacy, per_thread) = (1usize as CUstream, 2usize as CUstream);
         for (earlier, later) in [(a, b), (b, a), (a, legacy), (legacy, b), (a, per_thread), (per_thread, b)] {
-            let ordering = Arc::clone(&self.ordering);
             let (from, to) = (stream(earlier), stream(later));
             let (unordered, _) = self.rounds(earlier, later, || ());
-            let (stale, waited) = self.rounds(earlier, later, || ordering.order(GPU, from, to).expect("order"));
+            let (stale, waited) = self.rounds(earlier, later, || ordered(GPU, from, to).expect("order"));
             let text = format!("{to} after {from}: {stale} of {ROUNDS} stale ({unordered} without), {waited} waited");
             self.check(stale == 0 && waited == 0 && unordered > 0, &text);
         }
-        let ordering = Arc::clone(&self.ordering);
         let (from, to) = (stream(a), stream(b));
         let elsewhere = || {
-            let call = || ordering.order(GPU, from, to).expect("order");
+            let call = || ordered(GPU, from, to).expect("order");
             thread::scope(|scope| scope.spawn(call).join().expect("no panic"));
         };
         let (stale, waited) = self.rounds(a, b, elsewhere);
@@ -186,8 +183,8 @@ impl Checks {
         for _ in 0..ROUNDS {
             let (slow, quick) = (Flag::default(), Flag::default());
             self.keep_busy(a);
-            self.ordering.retire(GPU, stream(a), slow.buffer());
-            self.ordering.retire(GPU, stream(b), quick.buffer());
+            retire(stream(a), slow.buffer());
+            retire(stream(b), quick.buffer());
             waited += usize::from(!busy(a));
             while bridge_cuda::retired() > 0 {
                 // In this order: a buffer that is dropped before the stream is seen busy was dropped early.
@@ -208,11 +205,11 @@ impl Checks {
         let (outside, inside) = (Flag::default(), Flag::default());
         self.keep_busy(b);
         cu!(cuStreamBeginCapture_v2(a, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
-        self.ordering.retire(GPU, stream(b), outside.buffer());
-        self.ordering.retire(GPU, stream(a), inside.buffer());
+        retire(stream(b), outside.buffer());
+        retire(stream(a), inside.buffer());
         settle();
         cu!(cuMemsetD32Async(self.small[0], 1, 1, a));
-        let refused = self.ordering.order(GPU, Stream::LEGACY, stream(b));
+        let refused = ordered(GPU, Stream::LEGACY, stream(b));
         let mut graph = null_mut();
         // SAFETY: the stream is alive and the output writable.
         let result = unsafe { sys::cuStreamEndCapture(a, &mut graph) };
@@ -225,7 +222,7 @@ impl Checks {
         let leaked = !inside.is_dropped() && bridge_cuda::leaked() == 1;
         self.check(leaked, "a buffer retired on a captured stream is leaked, and counted");
         let [from, to] = [b, a].map(stream);
-        self.check(self.ordering.order(GPU, from, to).is_ok(), "order() works after the capture");
+        self.check(ordered(GPU, from, to).is_ok(), "order() works after the capture");
         cu!(cuCtxSynchronize());
     }
 
@@ -264,7 +261,7 @@ impl Checks {
     /// Prints timings; machines differ, so nothing is checked.
     fn cost(&self) {
         let [a, b] = self.streams.map(stream);
-        let order = || self.ordering.order(GPU, a, b).expect("order");
+        let order = || ordered(GPU, a, b).expect("order");
         let mut event = null_mut();
         cu!(cuEventCreate(&mut event, 2));
         let [raw_a, raw_b] = self.streams;
@@ -296,9 +293,19 @@ impl Checks {
     /// Leaves a buffer pending: the process must still end.
     fn leave_one_pending(&self) {
         self.keep_busy(self.streams[0]);
-        self.ordering.retire(GPU, stream(self.streams[0]), Flag::default().buffer());
+        retire(stream(self.streams[0]), Flag::default().buffer());
         println!("        ends with {} buffer(s) pending", bridge_cuda::retired());
     }
+}
+
+fn ordered(device: Device, earlier: Stream, later: Stream) -> bridge_core::Result<()> {
+    // SAFETY: the streams of this program live until its end.
+    unsafe { bridge_cuda::ordering().order(device, earlier, later) }
+}
+
+fn retire(stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    // SAFETY: as above.
+    unsafe { bridge_cuda::ordering().retire(GPU, stream, buffer) }
 }
 
 fn busy_in(context: CUcontext, handle: CUstream) -> bool {

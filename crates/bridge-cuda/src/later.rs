@@ -105,7 +105,7 @@ impl Waiting {
 mod tests {
     use crate::fake::{Fake, eventually};
     use crate::ordering::CudaOrdering;
-    use bridge_core::{Device, Ordering, Stream};
+    use bridge_core::{Device, Stream};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 

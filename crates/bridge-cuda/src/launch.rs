@@ -18,6 +18,7 @@ pub struct Image {
 
 /// A launch of a kernel.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Launch {
     /// Index of the kernel in [`Kernels::new`]'s names.
     pub kernel: usize,
@@ -27,6 +28,19 @@ pub struct Launch {
     pub threads: u32,
     /// Dynamic shared memory of a block, in bytes.
     pub shared: u32,
+}
+
+impl Launch {
+    /// Returns a launch without dynamic shared memory.
+    pub const fn new(kernel: usize, blocks: u32, threads: u32) -> Self {
+        Self { kernel, blocks, threads, shared: 0 }
+    }
+
+    /// Returns the same launch with dynamic shared memory, in bytes for each block.
+    #[must_use]
+    pub const fn with_shared(self, shared: u32) -> Self {
+        Self { shared, ..self }
+    }
 }
 
 /// The kernels of a crate. Each device loads them at its first launch.
@@ -46,7 +60,12 @@ type Loaded = OnceLock<std::result::Result<Box<[Function]>, Failure>>;
 impl Kernels {
     /// Names kernels. Nothing is loaded yet. `ptx` ends with a zero byte; the driver compiles it for devices without an
     /// image.
+    ///
+    /// # Panics
+    ///
+    /// Where `ptx` does not end with a zero byte. In a `static` the program does not compile then.
     pub const fn new(images: &'static [Image], ptx: &'static [u8], names: &'static [(&'static CStr, u32)]) -> Self {
+        assert!(matches!(ptx, [.., 0]), "PTX ends with a zero byte");
         Self { images, ptx, names, loaded: Mutex::new(Vec::new()) }
     }
 
@@ -143,7 +162,7 @@ mod tests {
         Image { capability: (8, 6), bytes: b"sm_86" },
         Image { capability: (9, 0), bytes: b"sm_90" },
     ];
-    const LAUNCH: Launch = Launch { kernel: 1, blocks: 3, threads: 256, shared: 0 };
+    const LAUNCH: Launch = Launch::new(1, 3, 256);
 
     fn kernels() -> Kernels {
         Kernels::new(IMAGES, b"ptx\0", &[(c"a", 48 << 10), (c"b", (48 << 10) + 16)])

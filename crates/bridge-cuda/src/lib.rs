@@ -90,36 +90,39 @@ struct Lazy;
 #[deny(clippy::missing_trait_methods)]
 // SAFETY: it orders by events of the driver, or returns its error, and drops buffers after them.
 unsafe impl Ordering for Lazy {
-    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+    unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         cuda()?.order(device, earlier, later)
     }
 
-    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+    unsafe fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
         cuda()?.order_across(earlier, later)
     }
 
-    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         match cuda() {
             Ok(cuda) => cuda.retire(device, stream, buffer),
-            Err(_) => HostOnly.retire(device, stream, buffer),
+            // SAFETY: the caller's promise.
+            Err(_) => unsafe { HostOnly.retire(device, stream, buffer) },
         }
     }
 
-    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         match cuda() {
             Ok(cuda) => cuda.retire_all(device, stream, buffers),
-            Err(_) => HostOnly.retire_all(device, stream, buffers),
+            // SAFETY: the caller's promise.
+            Err(_) => unsafe { HostOnly.retire_all(device, stream, buffers) },
         }
     }
 
-    fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         match cuda() {
             Ok(cuda) => cuda.retire_after_all(device, stream, buffer),
-            Err(_) => HostOnly.retire(device, stream, buffer),
+            // SAFETY: the caller's promise.
+            Err(_) => unsafe { HostOnly.retire(device, stream, buffer) },
         }
     }
 
-    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+    unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
         cuda().ok()?.is_captured(device, stream)
     }
 
@@ -130,11 +133,11 @@ unsafe impl Ordering for Lazy {
         }
     }
 
-    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+    unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
         cuda()?.synchronize(device, stream)
     }
 
-    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+    unsafe fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
         if let Ok(cuda) = cuda() {
             cuda.defer(device, stream, attempt);
         }
@@ -234,7 +237,11 @@ pub unsafe fn unordered(device: Device, stream: Stream, others: &[Stream]) -> Re
 ///
 /// Those of [`available`], [`ErrorKind::Device`](bridge_core::ErrorKind::Device) for a device that is not CUDA's, and
 /// [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the query fails.
-pub fn works_after_legacy(device: Device, stream: Stream) -> Result<bool> {
+///
+/// # Safety
+///
+/// `stream` is a default stream, or has not been destroyed.
+pub unsafe fn works_after_legacy(device: Device, stream: Stream) -> Result<bool> {
     cuda()?.devices().enter(device)?.is_own_after_legacy(stream)
 }
 
@@ -272,17 +279,19 @@ mod tests {
         let address = (&raw const byte).addr();
         // SAFETY: no driver sees this stream.
         let (a, b) = (unsafe { Stream::from_handle(0xa0) }, Stream::LEGACY);
+        // SAFETY: without a device there is no driver, and another kind is refused before it is asked.
+        let order = |device| unsafe { ordering().order(device, a, b) };
         match available() {
             Ok(()) => {
                 assert!(device_count() > 0);
                 assert_eq!(locate(address).unwrap(), None);
-                assert_eq!(ordering().order(Device::CPU, a, b).unwrap_err().kind(), ErrorKind::Device);
+                assert_eq!(order(Device::CPU).unwrap_err().kind(), ErrorKind::Device);
             }
             Err(error) => {
                 assert!(matches!(error.kind(), ErrorKind::Missing | ErrorKind::Driver), "{error}");
                 assert_eq!(device_count(), 0);
                 assert_eq!(locate(address).unwrap_err().to_string(), error.to_string());
-                assert_eq!(ordering().order(Device::cuda(0), a, b).unwrap_err().kind(), ErrorKind::Missing);
+                assert_eq!(order(Device::cuda(0)).unwrap_err().kind(), ErrorKind::Missing);
             }
         }
         assert_eq!((retired(), leaked()), (0, 0));

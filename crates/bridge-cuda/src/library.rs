@@ -181,7 +181,7 @@ fn handle(stream: Stream) -> CUstream {
 
 // SAFETY of the calls below, where a comment says "see above": contexts and events come from this driver and are alive,
 // because the crate keeps contexts for the whole process and destroys an event only through its last handle; streams
-// are alive by the promise of `DeviceBuffer::stream` or `Consumer::current_stream`, which returned them.
+// are alive by the promise of the caller of an unsafe public function, as the module `driver` says.
 impl Driver for Cuda {
     fn retain_primary_context(&self, ordinal: i32) -> Outcome<Context> {
         let (mut device, mut context) = (0, null_mut());

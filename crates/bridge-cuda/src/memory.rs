@@ -31,7 +31,8 @@ impl Mark {
 /// `bridge-copy` have another implementation.
 ///
 /// Addresses and lengths are in bytes. Every method may be called on any thread, and leaves that thread's current
-/// context unchanged.
+/// context unchanged. Methods that take a stream are unsafe: it is alive until its framework destroys it, and the driver
+/// takes handles unchecked. A stream of [`new_stream`](Self::new_stream) always is.
 ///
 /// # Errors
 ///
@@ -43,7 +44,7 @@ pub trait Link: Send + Sync {
     ///
     /// # Safety
     ///
-    /// Both ranges stay mapped until the work has run, and the host's range, if there is one, is pinned.
+    /// Both ranges stay mapped until the work has run, and the host's range, if there is one, is pinned. `stream` is alive.
     unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, stream: Stream) -> Result<()>;
 
     /// Fills device memory with [`poison::BYTE`](bridge_core::poison::BYTE) in stream order, and counts it. Where the
@@ -51,14 +52,18 @@ pub trait Link: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The range stays mapped until the work has run, and no work after it reads what was there.
+    /// The range stays mapped until the work has run, and no work after it reads what was there. `stream` is alive.
     unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()>;
 
     /// Makes a stream that waits for no default stream. It lives as long as the process.
     fn new_stream(&self, device: Device) -> Result<Stream>;
 
     /// Marks the work that the stream holds now.
-    fn mark(&self, device: Device, stream: Stream) -> Result<Mark>;
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    unsafe fn mark(&self, device: Device, stream: Stream) -> Result<Mark>;
 
     /// Returns whether all work before the mark has run.
     fn is_reached(&self, device: Device, mark: &Mark) -> Result<bool>;
@@ -70,7 +75,11 @@ pub trait Link: Send + Sync {
     fn release(&self, device: Device, mark: Mark);
 
     /// Returns whether the stream is being captured into a graph.
-    fn is_captured(&self, device: Device, stream: Stream) -> Result<bool>;
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    unsafe fn is_captured(&self, device: Device, stream: Stream) -> Result<bool>;
 
     /// Returns whether all bytes of the range are pinned host memory.
     fn is_pinned(&self, address: usize, nbytes: usize) -> Result<bool>;
@@ -86,14 +95,18 @@ pub trait Link: Send + Sync {
     unsafe fn free_pinned(&self, device: Device, address: usize) -> Result<()>;
 
     /// Allocates memory of the device from the driver's pool, in stream order.
-    fn allocate(&self, device: Device, nbytes: usize, stream: Stream) -> Result<usize>;
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    unsafe fn allocate(&self, device: Device, nbytes: usize, stream: Stream) -> Result<usize>;
 
     /// Returns memory to the driver's pool, in stream order.
     ///
     /// # Safety
     ///
-    /// The address is one of [`allocate`](Self::allocate), and all work that uses the memory is in `stream`, or ordered
-    /// before it.
+    /// The address is one of [`allocate`](Self::allocate), and all work that uses the memory is in `stream`, which is alive,
+    /// or ordered before it.
     unsafe fn free(&self, device: Device, address: usize, stream: Stream) -> Result<()>;
 }
 
@@ -118,7 +131,7 @@ impl<D: Driver> Link for Devices<D> {
     }
 
     unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
-        if nbytes == 0 || Link::is_captured(self, device, stream)? {
+        if nbytes == 0 || self.is_captured(device, stream)? {
             return Ok(());
         }
         let _entered = self.enter(device)?;
@@ -133,8 +146,8 @@ impl<D: Driver> Link for Devices<D> {
         self.relaxed(|| self.driver().create_stream())
     }
 
-    fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
-        self.checked(self.enter(device)?.record(stream).map(Mark))
+    unsafe fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
+        self.mark(device, stream)
     }
 
     fn is_reached(&self, device: Device, mark: &Mark) -> Result<bool> {
@@ -152,8 +165,8 @@ impl<D: Driver> Link for Devices<D> {
         let _ = self.enter(device).map(|entered| entered.recycle(mark.0));
     }
 
-    fn is_captured(&self, device: Device, stream: Stream) -> Result<bool> {
-        Ok(self.checked(self.enter(device)?.capture(stream))? != Capture::No)
+    unsafe fn is_captured(&self, device: Device, stream: Stream) -> Result<bool> {
+        self.is_captured(device, stream)
     }
 
     fn is_pinned(&self, address: usize, nbytes: usize) -> Result<bool> {
@@ -173,7 +186,7 @@ impl<D: Driver> Link for Devices<D> {
         self.relaxed(|| unsafe { self.driver().free_pinned(address) })
     }
 
-    fn allocate(&self, device: Device, nbytes: usize, stream: Stream) -> Result<usize> {
+    unsafe fn allocate(&self, device: Device, nbytes: usize, stream: Stream) -> Result<usize> {
         let _entered = self.enter(device)?;
         self.checked(self.driver().allocate(nbytes, stream))
     }
@@ -186,6 +199,16 @@ impl<D: Driver> Link for Devices<D> {
 }
 
 impl<D: Driver> Devices<D> {
+    /// As [`Link::mark`].
+    fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
+        self.checked(self.enter(device)?.record(stream).map(Mark))
+    }
+
+    /// As [`Link::is_captured`].
+    fn is_captured(&self, device: Device, stream: Stream) -> Result<bool> {
+        Ok(self.checked(self.enter(device)?.capture(stream))? != Capture::No)
+    }
+
     pub(crate) fn checked<T>(&self, outcome: Outcome<T>) -> Result<T> {
         outcome.map_err(|failure| error(self.driver(), failure))
     }
@@ -207,7 +230,7 @@ impl<D: Driver> Devices<D> {
     pub fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
         let capture = |(device, stream)| Ok::<_, Error>((stream, self.checked(self.enter(device)?.capture(stream))?));
         both_or_neither(capture(earlier)?, capture(later)?)?;
-        let mark = Link::mark(self, earlier.0, earlier.1)?;
+        let mark = self.mark(earlier.0, earlier.1)?;
         let waited = self.enter(later.0).and_then(|_entered| self.checked(self.driver().wait_event(later.1, mark.0)));
         Link::release(self, earlier.0, mark);
         waited
@@ -239,6 +262,16 @@ mod tests {
         // SAFETY: no implementation gets it.
         let mark = unsafe { Mark::new(7) };
         assert_eq!(mark.number(), 7);
+    }
+
+    fn marked(link: &dyn Link) -> Result<Mark> {
+        // SAFETY: no driver sees this stream.
+        unsafe { link.mark(GPUS[0], A) }
+    }
+
+    fn allocate(link: &dyn Link, device: Device) -> Result<usize> {
+        // SAFETY: as above.
+        unsafe { link.allocate(device, 64, A) }
     }
 
     fn copy(link: &dyn Link, from: Device, to: Device) -> Result<()> {
@@ -293,12 +326,12 @@ mod tests {
     fn a_mark_is_reached_when_its_stream_is_and_its_event_is_used_again() {
         let devices = devices();
         let link: &dyn Link = &devices;
-        let mark = link.mark(GPUS[0], A).unwrap();
+        let mark = marked(link).unwrap();
         assert!(!link.is_reached(GPUS[0], &mark).unwrap());
         link.wait(GPUS[0], &mark).unwrap();
         assert!(link.is_reached(GPUS[0], &mark).unwrap());
         link.release(GPUS[0], mark);
-        let again = link.mark(GPUS[0], A).unwrap();
+        let again = marked(link).unwrap();
         assert_eq!((again.number(), devices.driver().live_events()), (1, 1));
     }
 
@@ -306,7 +339,7 @@ mod tests {
     fn memory_is_freed_and_running_out_of_it_is_an_error_of_its_own() {
         let devices = devices();
         let link: &dyn Link = &devices;
-        let (pinned, block) = (link.allocate_pinned(GPUS[0], 64).unwrap(), link.allocate(GPUS[1], 64, A).unwrap());
+        let (pinned, block) = (link.allocate_pinned(GPUS[0], 64).unwrap(), allocate(link, GPUS[1]).unwrap());
         assert_eq!(devices.driver().live_memory(), 2);
         // SAFETY: both are allocations of this link, which nothing uses.
         unsafe {
@@ -317,7 +350,7 @@ mod tests {
         for call in ["cuMemHostAlloc", "cuMemAllocAsync"] {
             devices.driver().fail(call, 2);
         }
-        let errors = [link.allocate_pinned(GPUS[0], 64), link.allocate(GPUS[0], 64, A)].map(Result::unwrap_err);
+        let errors = [link.allocate_pinned(GPUS[0], 64), allocate(link, GPUS[0])].map(Result::unwrap_err);
         assert!(errors.iter().all(|error| error.kind() == ErrorKind::OutOfMemory), "{errors:?}");
     }
 
@@ -362,15 +395,16 @@ mod tests {
             ("cuMemcpyDtoDAsync_v2", |link| copy(link, GPUS[0], GPUS[0])),
             ("cuMemcpyPeerAsync", |link| copy(link, GPUS[0], GPUS[1])),
             ("cuCtxPushCurrent_v2", |link| copy(link, GPUS[0], GPUS[1])),
-            ("cuEventRecord", |link| link.mark(GPUS[0], A).map(drop)),
-            ("cuEventQuery", |link| link.is_reached(GPUS[0], &link.mark(GPUS[0], A)?).map(drop)),
-            ("cuEventSynchronize", |link| link.wait(GPUS[0], &link.mark(GPUS[0], A)?)),
-            ("cuStreamIsCapturing", |link| link.is_captured(GPUS[0], A).map(drop)),
+            ("cuEventRecord", |link| marked(link).map(drop)),
+            ("cuEventQuery", |link| link.is_reached(GPUS[0], &marked(link)?).map(drop)),
+            ("cuEventSynchronize", |link| link.wait(GPUS[0], &marked(link)?)),
+            // SAFETY: no driver sees this stream.
+            ("cuStreamIsCapturing", |link| unsafe { link.is_captured(GPUS[0], A) }.map(drop)),
             ("cuPointerGetAttributes", |link| link.is_pinned(0x1000, 1).map(drop)),
             // SAFETY: the fake driver writes nothing.
             ("cuMemsetD8Async", |link| unsafe { link.poison(GPUS[0], 0x1000, 64, A) }),
             ("cuMemHostAlloc", |link| link.allocate_pinned(GPUS[0], 64).map(drop)),
-            ("cuMemAllocAsync", |link| link.allocate(GPUS[0], 64, A).map(drop)),
+            ("cuMemAllocAsync", |link| allocate(link, GPUS[0]).map(drop)),
             // SAFETY: the fake driver refuses the address.
             ("cuMemFreeHost", |link| unsafe { link.free_pinned(GPUS[0], 0x1000) }),
             // SAFETY: as above.

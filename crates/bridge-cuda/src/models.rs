@@ -3,7 +3,7 @@
 use crate::fake::{Counted, Fake};
 use crate::ordering::CudaOrdering;
 use crate::sync::thread;
-use bridge_core::{Device, Ordering, Stream, explore};
+use bridge_core::{Device, Stream, explore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 

@@ -121,7 +121,8 @@ pub trait Sharing: Send + Sync {
     ///
     /// # Safety
     ///
-    /// It came from [`open`](Self::open), and no work uses it any more; of a pool, none but what is in the stream now.
+    /// It came from [`open`](Self::open), and no work uses it any more; of a pool, none but what is in the stream now, which
+    /// is alive.
     unsafe fn close(&self, device: Device, opened: Opened, stream: Stream);
 
     /// Makes an event that other processes can wait for. Returns it with its handle.
@@ -131,10 +132,18 @@ pub trait Sharing: Send + Sync {
     fn open_event(&self, device: Device, handle: &Handle) -> Result<Signal>;
 
     /// Records the event after all work now in the stream.
-    fn record(&self, device: Device, signal: &Signal, stream: Stream) -> Result<()>;
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    unsafe fn record(&self, device: Device, signal: &Signal, stream: Stream) -> Result<()>;
 
     /// Makes all work submitted to the stream from now on wait for the event as it is recorded now.
-    fn wait(&self, device: Device, stream: Stream, signal: &Signal) -> Result<()>;
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    unsafe fn wait(&self, device: Device, stream: Stream, signal: &Signal) -> Result<()>;
 
     /// Destroys an event.
     fn destroy(&self, device: Device, signal: Signal);
@@ -270,12 +279,12 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
         self.relaxed(|| self.driver().open_event(handle)).map(Signal)
     }
 
-    fn record(&self, device: Device, signal: &Signal, stream: Stream) -> Result<()> {
+    unsafe fn record(&self, device: Device, signal: &Signal, stream: Stream) -> Result<()> {
         let _entered = self.enter(device)?;
         self.checked(self.driver().record_event(signal.0, stream))
     }
 
-    fn wait(&self, device: Device, stream: Stream, signal: &Signal) -> Result<()> {
+    unsafe fn wait(&self, device: Device, stream: Stream, signal: &Signal) -> Result<()> {
         let _entered = self.enter(device)?;
         self.checked(self.driver().wait_event(stream, signal.0))
     }
@@ -408,8 +417,11 @@ mod tests {
         let (a, b) = (unsafe { Stream::from_handle(0xa0) }, unsafe { Stream::from_handle(0xb0) });
         let (signal, handle) = devices.event(GPU).unwrap();
         let opened = devices.open_event(GPU, &handle).unwrap();
-        devices.record(GPU, &signal, a).unwrap();
-        devices.wait(GPU, b, &opened).unwrap();
+        // SAFETY: no driver sees these streams.
+        unsafe {
+            devices.record(GPU, &signal, a).unwrap();
+            devices.wait(GPU, b, &opened).unwrap();
+        }
         assert_eq!(devices.driver().ordered(), [(a, b)]);
         devices.destroy(GPU, signal);
         assert_eq!(devices.driver().live_events(), 0);

@@ -70,8 +70,9 @@ mod tests {
     use crate::fake::{Call, Counted, Fake, eventually};
     use crate::ordering::CudaOrdering;
     use bridge_core::{
-        Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent,
-        Memory, Offer, Options, Ordering, Profile, Result, Reuse, Stream, Strides, Views, transfer_all,
+        Access, Adapter, Allocation, Consumer, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind,
+        Layout, Lease, Lent, Memory, Offer, Options, Ordering, Profile, Result, Reuse, Stream, Strides, Views,
+        transfer_all,
     };
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -127,7 +128,7 @@ mod tests {
 
         fn export(&self, _: &Option<Lease>) -> Result<Lent> {
             let (stream, access) = (Some(self.stream), Access::ReadWrite);
-            let allocation = Allocation { bytes: 0..0, device: GPU, access, stream, reuse: self.reuse };
+            let allocation = Allocation::new(0..0, GPU, access, stream, self.reuse);
             // SAFETY: there are no bytes.
             let memory = unsafe { Memory::new(allocation, Counted::boxed(&self.drops)) };
             Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[0], None, 0)?, memory)
@@ -139,6 +140,45 @@ mod tests {
 
         fn compact(&self, _: &Option<Lease>) -> Result<Option<Lease>> {
             Err(Error::new(ErrorKind::CopyNeeded, "planned"))
+        }
+    }
+
+    // SAFETY: it orders as the driver's does, over the fake driver.
+    unsafe impl Ordering for CudaOrdering<Fake> {
+        unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+            self.order(device, earlier, later)
+        }
+
+        unsafe fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+            self.order_across(earlier, later)
+        }
+
+        unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+            self.retire(device, stream, buffer);
+        }
+
+        unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+            self.retire_all(device, stream, buffers);
+        }
+
+        unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+            self.retire_after_all(device, stream, buffer);
+        }
+
+        unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+            self.is_captured(device, stream)
+        }
+
+        fn soon(&self, flush: Flush) {
+            self.soon(flush);
+        }
+
+        unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+            self.synchronize(device, stream)
+        }
+
+        unsafe fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+            self.defer(device, stream, attempt);
         }
     }
 

@@ -36,7 +36,7 @@ pub trait Words: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The word is registered until the work has run, and all that use it on the host do so atomically.
+    /// The word is registered until the work has run, and all that use it on the host do so atomically. `stream` is alive.
     unsafe fn write(&self, device: Device, stream: Stream, word: usize, value: u64) -> Result<()>;
 
     /// Makes all work submitted to the stream from now on wait until a word has reached a value, or is past it by less
@@ -44,7 +44,8 @@ pub trait Words: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The word is registered until the wait has ended, and all that use it on the host do so atomically.
+    /// The word is registered until the wait has ended, and all that use it on the host do so atomically. `stream` is
+    /// alive.
     unsafe fn wait(&self, device: Device, stream: Stream, word: usize, value: u64) -> Result<()>;
 }
 

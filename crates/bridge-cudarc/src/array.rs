@@ -197,13 +197,13 @@ impl DeviceArray {
 
     pub(crate) fn lend(&self) -> Result<Lent> {
         let layout = self.layout.clone();
-        let allocation = Allocation {
-            bytes: layout.hull(self.data, None)?,
-            device: self.device(),
-            access: self.access,
-            stream: Some(if is_planted("cudarc_stream_mistaken") { Stream::LEGACY } else { handle_of(&self.stream) }),
-            reuse: self.reuse,
-        };
+        let allocation = Allocation::new(
+            layout.hull(self.data, None)?,
+            self.device(),
+            self.access,
+            Some(if is_planted("cudarc_stream_mistaken") { Stream::LEGACY } else { handle_of(&self.stream) }),
+            self.reuse,
+        );
         // SAFETY: the owner keeps the memory and the array the stream. Who made the array has vouched for both, or core
         // for the lease. A slice is freed in the order of its stream.
         let memory = unsafe { Memory::new(allocation, (self.owner.clone(), Arc::clone(&self.stream))) };

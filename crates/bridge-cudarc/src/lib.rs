@@ -27,8 +27,9 @@
 //!
 //! The stream of an array holds the last work on it. A [`Reading`] or a [`Writing`] makes that stream wait, when it is
 //! dropped, for the other streams of `cudarc` in which its views were used, by the events of `cudarc`; one that is
-//! forgotten does so when the array is dropped. Where event tracking is switched off, record those streams with [`Cudarc::record_stream`]. The memory of another framework
-//! returns to it after that stream when the last [`DeviceArray`] over it is dropped. Neither frees it.
+//! forgotten does so when the array is dropped. Where event tracking is switched off, record those streams with
+//! [`Cudarc::record_stream`]. The memory of another framework returns to it after that stream when the last
+//! [`DeviceArray`] over it is dropped. Neither frees it.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -51,7 +52,8 @@ use bridge_core::{
 };
 use context::{device_of, handle_of};
 use cudarc::driver::{CudaContext, CudaStream};
-use std::sync::{Arc, LazyLock};
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 /// One stream of a device, as a framework.
 #[derive(Clone)]
@@ -99,7 +101,8 @@ impl Cudarc {
     /// keeps no events. The owner waits for it as well. Returns the number of views that this concerns.
     pub fn record_stream(&self, array: &DeviceArray, stream: &Arc<CudaStream>) -> usize {
         let keep = || Some(Arc::clone(stream) as Keep);
-        VIEWS.used(array.device(), array.data() as usize, handle_of(stream).on_any_thread(), keep)
+        // SAFETY: the reference keeps the stream now, and what `keep` returns does from then on.
+        unsafe { VIEWS.used(array.device(), array.data() as usize, handle_of(stream).on_any_thread(), keep) }
     }
 }
 
@@ -113,6 +116,14 @@ static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
         .with_alignment(1)
         .with_devices(vec![DeviceKind::CUDA])
 });
+
+/// The streams of arrays that were exported by the adapter for another stream, by their handles: a use of such an array is
+/// recorded for all views of its memory, which may outlive it.
+static OTHERS: Mutex<BTreeMap<Stream, Weak<CudaStream>>> = Mutex::new(BTreeMap::new());
+
+fn others() -> MutexGuard<'static, BTreeMap<Stream, Weak<CudaStream>>> {
+    OTHERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 struct InStream {
     stream: Arc<CudaStream>,
@@ -137,7 +148,11 @@ unsafe impl Consumer for InStream {
     }
 
     fn keep(&self, _: Device, stream: Stream) -> Option<Keep> {
-        (stream == handle_of(&self.stream)).then(|| Arc::clone(&self.stream) as Keep)
+        match stream == handle_of(&self.stream) {
+            true => Some(Arc::clone(&self.stream) as Keep),
+            // The array that was exported in it keeps it during this call.
+            false => others().get(&stream)?.upgrade().map(|stream| stream as Keep),
+        }
     }
 
     fn views(&self) -> &Views {
@@ -160,6 +175,11 @@ unsafe impl Adapter for Cudarc {
 
     /// The stream of the buffer is that of the array, which holds the last work on it.
     fn export(&self, array: &DeviceArray) -> Result<Lent> {
+        if handle_of(array.stream()) != handle_of(&self.consumer.stream) {
+            let mut others = others();
+            others.retain(|_, stream| stream.strong_count() > 0);
+            others.insert(handle_of(array.stream()), Arc::downgrade(array.stream()));
+        }
         array.lend()
     }
 

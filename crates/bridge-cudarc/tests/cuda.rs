@@ -4,6 +4,7 @@ use bridge_core::{Access, Adapter, DType, Device, ErrorKind, Options, Order, Pla
 use bridge_cudarc::{Cudarc, DeviceArray};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Counts of leases are those of the process: one test at a time. `None` without a device.
 fn context() -> Option<(Arc<CudaContext>, MutexGuard<'static, ()>)> {
@@ -87,6 +88,34 @@ fn memory_returns_after_its_readers() {
         (after.leased - before.leased, after.released - before.released, after.leaked - before.leaked),
         (20, 20, 0)
     );
+}
+
+/// A use in the stream of another adapter is recorded for all views of the memory, which keep that stream.
+#[test]
+fn a_view_keeps_the_stream_of_an_array_that_another_adapter_exports() {
+    let Some((context, _guard)) = context() else { return };
+    let adapter = || Cudarc::new(context.new_stream().unwrap()).unwrap();
+    let (owner, first, second) = (adapter(), adapter(), adapter());
+    let made = DeviceArray::from_slice(owner.stream().clone_htod(&[1.0f32; 4]).unwrap(), &[4], None, 0).unwrap();
+    let view = |of: &DeviceArray, from: &Cudarc, to: &Cudarc| {
+        transfer(from, to, of, bridge_cuda::ordering(), &Options::default()).unwrap().0
+    };
+    let (in_first, in_second) = (view(&made, &owner, &first), view(&made, &owner, &second));
+    drop(view(&in_first, &second, &owner));
+    let stream = Arc::downgrade(first.stream());
+    // Memory that is returned later keeps streams, too.
+    let settle = || {
+        context.synchronize().unwrap();
+        while bridge_cuda::retired() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    drop((in_first, first));
+    settle();
+    assert!(stream.upgrade().is_some(), "the owner waits for it at the drop of the other view");
+    drop(in_second);
+    settle();
+    assert!(stream.upgrade().is_none());
 }
 
 trait Address {

@@ -28,7 +28,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let kept = runtime.consumer.keep_current(py, device, stream).map_err(|error| raised(py, error))?;
     let owner = (PyOwner::new(array), kept);
     let (device, access) = (Device::cuda(device), Access::ReadWrite);
-    let allocation = Allocation { bytes, device, access, stream: Some(stream), reuse };
+    let allocation = Allocation::new(bytes, device, access, Some(stream), reuse);
     // SAFETY: the array keeps its memory alive; CuPy vouches for the strides and the device; its current stream, which
     // is kept, is the one that its user's work is in; `reuse` is in stream order only where the allocator was seen to
     // be.

@@ -58,7 +58,7 @@ unsafe fn vector(object: *mut PyObject, offset: usize) -> Dims {
     unsafe {
         let [start, end] = [offset, offset + WORD].map(|offset| word(object, offset));
         match (end - start) / WORD {
-            0 => Dims::new(),
+            0 => Dims::default(),
             length => slice::from_raw_parts(ptr::with_exposed_provenance::<i64>(start), length).into(),
         }
     }
@@ -77,8 +77,8 @@ impl<'py> Sample<'py> {
             address: data.getattr("ptr")?.extract()?,
             memory: data.getattr("mem")?,
             dtype: array.getattr("dtype")?,
-            shape: array.getattr("shape")?.extract::<Vec<i64>>()?.into(),
-            strides: array.getattr("strides")?.extract::<Vec<i64>>()?.into(),
+            shape: array.getattr("shape")?.extract::<Vec<i64>>()?.into_iter().collect(),
+            strides: array.getattr("strides")?.extract::<Vec<i64>>()?.into_iter().collect(),
             data,
         };
         Ok(Self { array, values })

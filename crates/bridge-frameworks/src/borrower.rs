@@ -9,13 +9,28 @@ use std::sync::{Arc, OnceLock};
 /// A stream that the caller names for a loan, and what keeps it alive.
 #[derive(Clone)]
 pub struct Named {
-    /// The stream.
-    pub stream: Stream,
-    /// As [`Consumer::keep`].
-    pub keep: Option<Keep>,
+    stream: Stream,
+    keep: Option<Keep>,
 }
 
 bridge_core::debug_fields!(impl[] Named: stream);
+
+impl Named {
+    /// Names a stream. `keep` is as that of [`Consumer::keep`].
+    ///
+    /// # Safety
+    ///
+    /// The stream is not destroyed before `keep` has been dropped; without it, before the loans that it is named for, and
+    /// all views of them, have ended.
+    pub const unsafe fn new(stream: Stream, keep: Option<Keep>) -> Self {
+        Self { stream, keep }
+    }
+
+    /// Returns the stream.
+    pub const fn stream(&self) -> Stream {
+        self.stream
+    }
+}
 
 /// Consumers that are known by a protocol alone, and borrow a tensor of a framework.
 pub(crate) struct Borrower {

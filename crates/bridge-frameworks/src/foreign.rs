@@ -270,7 +270,8 @@ fn lend(object: &PyTensor<'_>) -> Result<Lent> {
         // The stream need not live on, so the legacy default stream waits for it here.
         match work_stream(object).map_err(|error| refused(py, error))? {
             Some((device, stream)) if stream != Stream::LEGACY => {
-                driver::ordering().order(device, stream, Stream::LEGACY)?
+                // SAFETY: the object works in the stream now; the other one is a default stream.
+                unsafe { driver::ordering().order(device, stream, Stream::LEGACY) }?
             }
             _ => (),
         }
@@ -359,7 +360,7 @@ const KEEPS_LESS: [&str; 1] = ["onnxruntime"];
 /// are not added: a producer that has its view as an attribute would never be collected.
 fn kept(producer: &PyTensor<'_>, origin: Origin) -> Origin {
     let keeps_less = KEEPS_LESS.iter().any(|package| is_of(producer, package));
-    Origin { keep: keeps_less.then(|| Arc::new(PyOwner::new(producer)) as Keep), ..origin }
+    origin.keeping(keeps_less.then(|| Arc::new(PyOwner::new(producer)) as Keep))
 }
 
 impl<'py> PyAdapter<'py> for Foreign<'py> {

@@ -204,7 +204,8 @@ pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Resu
     };
     if let Some(stream) = stream.filter(|_| layout.numel() > 0) {
         let device = Device { kind: DeviceKind::CUDA, ..device };
-        driver::ordering().order(device, stream, Stream::LEGACY)?;
+        // SAFETY: the interface names the stream that the object is ready in; the other one is a default stream.
+        unsafe { driver::ordering().order(device, stream, Stream::LEGACY) }?;
     }
     // SAFETY: the object keeps the promises of its interface, as the producer of a capsule does; `origin` asks the
     // driver for the rest. The object keeps the memory alive.

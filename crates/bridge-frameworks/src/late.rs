@@ -15,7 +15,8 @@ struct Late {
 impl Drop for Late {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.ordering.retire(self.device, self.stream, memory);
+            // SAFETY: by the contract of `DeviceBuffer` the stream of the memory is alive until that is dropped.
+            unsafe { self.ordering.retire(self.device, self.stream, memory) };
         }
     }
 }
@@ -34,7 +35,7 @@ pub(crate) fn returned_late(lent: Lent, ordering: &Arc<dyn Ordering>) -> Result<
     let Some(stream) = buffer.stream() else { return Ok(lent) };
     let (device, start) = (buffer.device(), buffer.address());
     let bytes = start..start + buffer.len();
-    let allocation = Allocation { bytes, device, access: buffer.access(), stream: Some(stream), reuse: buffer.reuse() };
+    let allocation = Allocation::new(bytes, device, buffer.access(), Some(stream), buffer.reuse());
     // SAFETY: these are the properties of the buffer inside, whose producer has made the promises.
     let memory: Box<dyn DeviceBuffer> = Box::new(unsafe { Memory::new(allocation.clone(), lent) });
     let stream = stream.on_any_thread();
@@ -57,11 +58,11 @@ mod tests {
 
     // SAFETY: it is asked for nothing but the drops that the tests look at.
     unsafe impl Ordering for Retiring {
-        fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
+        unsafe fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
             unreachable!("nothing is ordered")
         }
 
-        fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
             self.0.lock().unwrap().push((device, stream, buffer));
         }
     }
@@ -77,8 +78,7 @@ mod tests {
     /// Returns six elements in a buffer of more, and the number of its drops.
     fn lent(device: Device, stream: Option<Stream>) -> (Lent, Arc<AtomicU32>) {
         let dropped = Arc::new(AtomicU32::new(0));
-        let allocation =
-            Allocation { bytes: 0x1000..0x1100, device, access: Access::ReadOnly, stream, reuse: Reuse::Unknown };
+        let allocation = Allocation::new(0x1000..0x1100, device, Access::ReadOnly, stream, Reuse::Unknown);
         // SAFETY: nothing reads the memory.
         let memory = unsafe { Memory::new(allocation, Owner(Arc::clone(&dropped))) };
         let layout = Layout::new(DType::FLOAT32, &[2, 3], None, 0).unwrap();

@@ -148,12 +148,16 @@ impl Loan {
     pub(crate) fn ready_for(&self, stream: Option<i64>) -> Result<()> {
         let (Some(ready), Some(reader)) = (self.ready, self.reader(stream)?) else { return Ok(()) };
         if reader != ready {
-            self.ordering().order(self.device, ready, reader)?;
+            // SAFETY: the loan holds the lease that is ready in the one, and the consumer names the other to work in it.
+            unsafe { self.ordering().order(self.device, ready, reader) }?;
         }
         let reader = reader.on_any_thread();
         match (&self.terms, self.locate()?) {
             (Some(terms), _) => terms.borrower.used_in(reader),
-            (None, Some((device, address))) => drop(READER.views().used(device, address, reader, || None)),
+            // SAFETY: the framework that takes the tensor in works in the stream as long as it has the view.
+            (None, Some((device, address))) => unsafe {
+                READER.views().used(device, address, reader, || None);
+            },
             (None, None) => (),
         }
         let readers = &mut self.lock().readers;
@@ -234,7 +238,9 @@ impl Loan {
         let framework = terms.borrower.framework_stream(self.device)?;
         let readers = self.lock().readers.clone();
         for reader in self.named().into_iter().chain(readers).filter(|reader| *reader != framework) {
-            terms.ordering.order(self.device, reader, framework)?;
+            // SAFETY: the framework works in its current stream, and the caller of `lend` and the consumers have named the
+            // others for as long as the loan is open.
+            unsafe { terms.ordering.order(self.device, reader, framework) }?;
         }
         Ok(())
     }

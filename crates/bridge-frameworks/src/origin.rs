@@ -36,18 +36,11 @@ const LABELS: &[(DeviceKind, DeviceKind)] = &[
 /// the call of `__dlpack__`, and for a bare capsule by the caller (see the docstring of `to_torch`). How the producer
 /// reuses memory is unknown.
 pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
-    let host = Origin {
-        device: None,
-        stream: None,
-        reuse: Reuse::InStreamOrder,
-        allocation: None,
-        keep: None,
-        release: Some(drop_guarded),
-    };
+    let host = || Origin::host().released_by(Some(drop_guarded));
     if !LABELS.iter().any(|(label, _)| *label == said.kind) {
-        return Ok(host);
+        return Ok(host());
     }
-    let ordered = Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, ..host };
+    let ordered = Origin::new(Some(Stream::LEGACY), Reuse::Unknown).released_by(Some(drop_guarded));
     if address == 0 {
         return Ok(ordered);
     }
@@ -55,7 +48,7 @@ pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
         // Without a driver, or where the driver does not know the address, memory labelled as pinned is plain host
         // memory.
         Ok(None) | Err(_) if said.kind == DeviceKind::CUDA_HOST => {
-            return Ok(Origin { device: Some(Device::CPU), stream: None, reuse: Reuse::InStreamOrder, ..ordered });
+            return Ok(host().on(Device::CPU));
         }
         located => located?,
     };
@@ -69,5 +62,5 @@ pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
         Error::new(ErrorKind::Protocol, text)
     })?;
     let device = if said.kind == DeviceKind::CUDA { said } else { found };
-    Ok(Origin { device: Some(device), allocation: Some(range), ..ordered })
+    Ok(ordered.on(device).within(Some(range)))
 }

@@ -3,7 +3,7 @@
 mod fake;
 
 use bridge_core::dlpack::{Origin, describe};
-use bridge_core::{DType, Device, ErrorKind, Layout, Reuse};
+use bridge_core::{DType, Device, ErrorKind, Layout};
 use bridge_interpreter::{
     AnyManaged, Guarded, close, drop_deferred, drop_guarded, enter, new_capsule, open, take_capsule, with_gil,
 };
@@ -61,8 +61,7 @@ fn managed(owner: Owner) -> AnyManaged {
 }
 
 fn origin(_: Device, _: usize) -> bridge_core::Result<Origin> {
-    let reuse = Reuse::InStreamOrder;
-    Ok(Origin { device: None, stream: None, reuse, allocation: None, keep: None, release: None })
+    Ok(Origin::host())
 }
 
 /// One test, because an interpreter is opened and closed once.

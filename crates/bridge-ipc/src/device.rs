@@ -3,6 +3,11 @@
 //! A process has two streams of its own on each device: one for what it shares with others, one for what it has opened.
 //! Shared memory is read in the first stream, so that core's release makes the owner wait for what that stream waits for.
 //! Opened memory is owned by the second.
+//!
+//! The driver takes handles of streams unchecked. Functions here that take a stream are for this crate alone, and each
+//! stream is alive: it is one of those two, which live as long as the process; or that of a tensor whose export the caller
+//! holds ([`DeviceBuffer`]); or one that the caller of an unsafe public function ([`Opened::keep_for`](crate::Opened),
+//! [`free`](crate::free)) vouches for.
 
 mod closer;
 mod fence;
@@ -175,8 +180,7 @@ impl Drop for DeviceMapping {
             }
             return;
         }
-        let leaving = Retired { device: self.device, then: Then::Leave(slot) };
-        ordering().retire(self.device, lane.stream, Box::new(leaving));
+        retire(self.device, lane.stream, Then::Leave(slot));
     }
 }
 
@@ -246,11 +250,16 @@ impl Drop for Retired {
     }
 }
 
+/// Does this when the work that is now in a stream has run.
+fn retire(device: Device, stream: Stream, then: Then) {
+    // SAFETY: the streams of this crate are alive, as the module says.
+    unsafe { ordering().retire(device, stream, Box::new(Retired { device, then })) };
+}
+
 /// Drops something when the work that is now in these streams has run, on any thread; at once where there are none.
 pub(crate) fn drop_after(streams: &[(Device, Stream)], what: Arc<dyn Any + Send + Sync>) {
     for (device, stream) in streams {
-        let waiting = Retired { device: *device, then: Then::Drop(Arc::clone(&what)) };
-        ordering().retire(*device, *stream, Box::new(waiting));
+        retire(*device, *stream, Then::Drop(Arc::clone(&what)));
     }
 }
 
@@ -365,7 +374,6 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let Ok(lane) = lane(self.device, Role::Lends) else { return };
         let then = self.mapped.take().map_or(Then::Free(self.address), |mapped| Then::Unmap(Some(mapped)));
-        let freeing = Retired { device: self.device, then };
-        ordering().retire(self.device, lane.stream, Box::new(freeing));
+        retire(self.device, lane.stream, then);
     }
 }

@@ -15,7 +15,7 @@
 //!
 //! let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
 //! # let folder = std::env::temp_dir().join(format!("truebridge-doc-{}", std::process::id()));
-//! # let settings = Settings { folder: Some(folder.clone()), ..Settings::default() };
+//! # let settings = Settings::default().with_folder(folder.clone());
 //! # let _ = "
 //! let settings = Settings::default();
 //! # ";

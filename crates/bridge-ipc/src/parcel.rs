@@ -178,7 +178,7 @@ impl Parcel {
     ) -> Result<Self, Failed> {
         if tensors.len() > MAX_TENSORS {
             let text = format!("a ticket has at most {MAX_TENSORS} tensors: share them in parts");
-            return Err(Failed { index: MAX_TENSORS, error: Error::new(ErrorKind::Argument, text) });
+            return Err(Failed::new(MAX_TENSORS, Error::new(ErrorKind::Argument, text)));
         }
         let mut parcel = Self {
             writing,
@@ -199,11 +199,11 @@ impl Parcel {
         let there: Vec<usize> = (0..tensors.len()).filter(there).collect();
         let in_place: Vec<_> = there.iter().map(|index| tensors[*index]).collect();
         let crossed = transfer_all(&in_place, &ipc, ordering, options)
-            .map_err(|Failed { index, error }| Failed { index: there[index], error })?;
+            .map_err(|Failed { index, error, .. }| Failed::new(there[index], error))?;
         let mut crossed = crossed.into_iter();
         let mut copying: Option<(Arc<Arena>, Ipc)> = None;
         for (index, ((from, tensor), place)) in tensors.iter().zip(places).enumerate() {
-            let failed = |error| Failed { index, error };
+            let failed = |error| Failed::new(index, error);
             let done = match place {
                 Place::There(segment, start) => {
                     let (tensor, done) = crossed.next().expect("each has crossed");
@@ -242,7 +242,7 @@ impl Parcel {
         let mut leases = importer::is_leasing().then(Leases::default);
         for (index, (from, tensor)) in tensors.iter().enumerate() {
             let place = self.place(*from, tensor, (ipc, &mut leases), options);
-            let place = place.map_err(|error| Failed { index, error })?;
+            let place = place.map_err(|error| Failed::new(index, error))?;
             if let Place::Copy(device, nbytes) = place {
                 let at = rooms.iter().position(|room| room.0 == device).unwrap_or_else(|| {
                     rooms.push((device, 0, (nbytes, index)));
@@ -255,7 +255,7 @@ impl Parcel {
             places.push(place);
         }
         for (device, nbytes, (_, index)) in rooms.into_iter().filter(|room| room.1 > 0) {
-            self.room(device, nbytes).map_err(|error| Failed { index, error })?;
+            self.room(device, nbytes).map_err(|error| Failed::new(index, error))?;
         }
         Ok(places)
     }

@@ -387,9 +387,14 @@ impl Publication {
     ///
     /// # Errors
     ///
-    /// Those of [`Client::put_share`] for memory of the host. For a device, the next call returns them.
+    /// [`ErrorKind::Argument`] for a draft of another publication. Those of [`Client::put_share`] for memory of the host;
+    /// for a device, the next call returns them.
     pub fn announce(&self, mut draft: Draft, tree: Option<String>) -> Result<Option<u64>> {
         self.desk.check()?;
+        if !Arc::ptr_eq(&self.desk, &draft.desk) {
+            let text = format!("the draft is of the publication {:?}: announce it there", draft.desk.name);
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
         draft.tree = tree;
         let streams = draft.slot.as_ref().map_or(Ok(Vec::new()), |slot| slot.streams())?;
         let mut state = self.desk.lock();

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// How a process shares.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct Settings {
     /// The folder of the socket, which only this user may enter, or the [`users`](Self::users) as well. `None`:
     /// `TRUEBRIDGE_IPC` names it, else it is `truebridge` in `XDG_RUNTIME_DIR`, unless there are other users, else
@@ -20,8 +21,29 @@ pub struct Settings {
     pub users: Vec<u32>,
 }
 
+impl Settings {
+    /// Returns the same settings with another [`folder`](Self::folder).
+    #[must_use]
+    pub fn with_folder(self, folder: impl Into<PathBuf>) -> Self {
+        Self { folder: Some(folder.into()), ..self }
+    }
+
+    /// Returns the same settings with other [`limits`](Self::limits).
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// Returns the same settings with other [`users`](Self::users).
+    #[must_use]
+    pub fn with_users(self, users: impl Into<Vec<u32>>) -> Self {
+        Self { users: users.into(), ..self }
+    }
+}
+
 /// How much a process lets other processes hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// The most connections. One process has half of them at most, and so has one user other than that of this process.
     pub connections: usize,
@@ -31,6 +53,32 @@ pub struct Limits {
     pub leases: usize,
     /// The most bytes of all shares together that were copied into memory for this purpose.
     pub bytes: usize,
+}
+
+impl Limits {
+    /// Returns the same limits with another number of [`connections`](Self::connections).
+    #[must_use]
+    pub fn with_connections(self, connections: usize) -> Self {
+        Self { connections, ..self }
+    }
+
+    /// Returns the same limits with another number of [`shares`](Self::shares).
+    #[must_use]
+    pub fn with_shares(self, shares: usize) -> Self {
+        Self { shares, ..self }
+    }
+
+    /// Returns the same limits with another number of [`leases`](Self::leases).
+    #[must_use]
+    pub fn with_leases(self, leases: usize) -> Self {
+        Self { leases, ..self }
+    }
+
+    /// Returns the same limits with another number of [`bytes`](Self::bytes).
+    #[must_use]
+    pub fn with_bytes(self, bytes: usize) -> Self {
+        Self { bytes, ..self }
+    }
 }
 
 impl Default for Limits {

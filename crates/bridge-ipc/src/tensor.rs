@@ -197,7 +197,7 @@ unsafe impl Adapter for Ipc {
             tensor.check()?;
         }
         let (bytes, device, access) = (tensor.layout.hull(tensor.data, None)?, tensor.device, tensor.access);
-        let allocation = Allocation { bytes, device, access, stream: tensor.stream, reuse: Reuse::InStreamOrder };
+        let allocation = Allocation::new(bytes, device, access, tensor.stream, Reuse::InStreamOrder);
         // SAFETY: a segment or an arena stays mapped, at least this long and for this access, as long as the tensor
         // keeps it; its file cannot be shortened. It is unmapped on any thread, memory of a device after the work in
         // its stream, which waits for the writers of other processes. `open` or `empty` has checked that the layout

@@ -3,6 +3,7 @@
 use crate::driver::{locate, on};
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::Origin;
+use bridge_core::planted::is_planted;
 use bridge_core::{Access, DType, Device, DeviceKind, Error, ErrorKind, Lent, Result, Reuse, Stream};
 use bridge_pyo3::{PyTensor, call, drop_guarded, is_instance, not_a_tensor, take_capsule};
 use pyo3::intern;
@@ -74,13 +75,12 @@ fn piece<'py>(runtime: &Runtime, array: &PyTensor<'py>, is_single: bool) -> PyRe
 
 /// Returns what a capsule of jaxlib does not say.
 fn origin(said: Device, address: usize) -> Result<Origin> {
-    let host = Origin { release: Some(drop_guarded), ..Origin::host() };
     if said.kind == DeviceKind::CPU {
-        return Ok(host);
+        return Ok(Origin::host().released_by(Some(drop_guarded)));
     }
     let located = if address == 0 { None } else { locate(address)? };
     let allocation = located.map(|(_, range)| range);
-    Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, allocation, ..host })
+    Ok(Origin::new(Some(Stream::LEGACY), Reuse::Unknown).within(allocation).released_by(Some(drop_guarded)))
 }
 
 /// Returns the error for an object of JAX that is not an array with memory.
@@ -102,7 +102,8 @@ fn without_memory(runtime: &Runtime, object: &PyTensor<'_>) -> Error {
 fn one_piece(runtime: &Runtime, array: &PyTensor<'_>) -> Result<bool> {
     let py = array.py();
     let look = || {
-        let is_deleted = call(array, intern!(py, "is_deleted"), &[])?.is_truthy()?;
+        let is_deleted =
+            call(array, intern!(py, "is_deleted"), &[])?.is_truthy()? && !is_planted("jax_deletion_missed");
         let sharding = array.getattr(intern!(py, "sharding"))?;
         let is_single = sharding.get_type().is(runtime.single.bind(py));
         let devices = if is_single { 1 } else { sharding.getattr(intern!(py, "device_set"))?.len()? };

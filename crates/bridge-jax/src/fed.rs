@@ -247,7 +247,7 @@ impl<'a> Buffer<'a> {
 }
 
 fn allocation(bytes: Range<usize>, device: Device, access: Access, stream: Option<Stream>) -> Allocation {
-    Allocation { bytes, device, access, stream, reuse: Reuse::InStreamOrder }
+    Allocation::new(bytes, device, access, stream, Reuse::InStreamOrder)
 }
 
 /// One side of a copy, as an adapter with one tensor.

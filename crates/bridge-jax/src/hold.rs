@@ -7,6 +7,7 @@
 
 use crate::driver::on;
 use crate::runtime::Runtime;
+use bridge_core::planted::is_planted;
 use bridge_core::{DeviceKind, Stream};
 use bridge_pyo3::{PyTensor, call, with_gil};
 use pyo3::intern;
@@ -32,6 +33,10 @@ impl Drop for Hold {
                 error.write_unraisable(py, None);
             }
         };
+        if is_planted("jax_exception_cleared") {
+            // SAFETY: arrays are dropped with the GIL.
+            drop(PyErr::take(unsafe { Python::assume_attached() }));
+        }
         with_gil(|py| on(self.device, || release(py)));
     }
 }

@@ -35,7 +35,11 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &'static Runtime, lease: Lease
         let capsule = legacy_capsule(py, managed)?;
         let array = runtime.import.bind(py).call1((capsule, of_jax, stream.map(Stream::handle), false))?;
         if !is_copy {
-            hold::attach(runtime, &array, stream)?;
+            hold::attach(runtime, &array, stream).inspect_err(|_| {
+                if is_planted("jax_failed_import_kept") {
+                    std::mem::forget(array.clone());
+                }
+            })?;
         }
         Ok(array)
     };
@@ -47,5 +51,5 @@ fn empty<'py>(py: Python<'py>, lease: &Lease, device: &PyTensor<'py>) -> PyResul
     let shape: Dims = lease.layout().shape().into();
     let keywords = [("dtype", lease.dtype().to_string())].into_py_dict(py)?;
     keywords.set_item("device", device)?;
-    py.import("jax")?.getattr("numpy")?.call_method("zeros", (PyTuple::new(py, shape)?,), Some(&keywords))
+    py.import("jax")?.getattr("numpy")?.call_method("zeros", (PyTuple::new(py, shape.iter())?,), Some(&keywords))
 }

@@ -10,6 +10,7 @@ use bridge_core::{
     Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Order, Pending, Result,
 };
 use bridge_pyo3::{Borrowed, PyOwner, PyTensor, not_a_tensor, without_pending};
+use pyo3::exceptions::PyTypeError;
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -21,7 +22,13 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     // The hull, because NumPy does not know the allocation: `as_strided` and array interfaces may leave that of the
     // base.
     let bytes = layout.hull(data, None)?;
-    let owner = PyOwner::new(array);
+    let reversed = || layout.strides().iter().any(|stride| *stride < 0);
+    let lost = (is_planted("numpy_owner_of_scalar_lost") && layout.shape().is_empty())
+        || (is_planted("numpy_owner_of_reversed_lost") && reversed());
+    let nothing = lost.then(|| array.py().None().into_bound(array.py()));
+    let base = is_planted("numpy_base_kept").then(|| array.getattr(intern!(array.py(), "base")).ok()).flatten();
+    let owner = PyOwner::new(nothing.as_ref().or(base.as_ref()).unwrap_or(array));
+    let pending = pending.filter(|_| !is_planted("numpy_packing_dropped"));
     // SAFETY: the array keeps its memory alive, and NumPy vouches for its strides.
     let memory = unsafe { Memory::new(Allocation::host(bytes, access), owner) };
     Ok(Lent::at(data, dtype, layout, memory)?.with_pending(pending))
@@ -48,7 +55,7 @@ impl View {
         if !runtime.is_array(array) {
             return Err(not_a_tensor("numpy", array));
         }
-        if runtime.is_masked(array) {
+        if runtime.is_masked(array) && !is_planted("numpy_mask_dropped") {
             let text = "other frameworks have no masks: call .filled(value) first, or pass .data and .mask apart";
             return Err(Error::new(ErrorKind::NotATensor, text));
         }
@@ -66,7 +73,11 @@ impl View {
     }
 
     fn of_fields(runtime: &Runtime, array: &PyTensor<'_>, fields: &Fields) -> Result<Self> {
-        let dtype = runtime.dtypes.read(&fields.dtype(array))?;
+        let dtype = runtime.dtypes.read(&fields.dtype(array)).inspect_err(|_| {
+            if is_planted("numpy_exception_left") {
+                PyTypeError::new_err("the dtype has no counterpart").restore(array.py());
+            }
+        })?;
         let (layout, pending) = Layout::from_any_byte_strides(dtype, fields.shape(), fields.strides())?;
         let access = if fields.is_writeable() { Access::ReadWrite } else { Access::ReadOnly };
         Ok(Self { data: fields.data(), dtype, layout, pending, access })
@@ -91,7 +102,7 @@ impl View {
         let nd = interface.nd as usize;
         let dims = |start: *const isize| -> Dims {
             match nd {
-                0 => Dims::new(),
+                0 => Dims::default(),
                 // SAFETY: `start` is the shape or the strides, which have `nd` entries and live as long as the struct.
                 _ => unsafe { slice::from_raw_parts(start, nd) }.iter().map(|dim| *dim as i64).collect(),
             }
@@ -131,5 +142,8 @@ pub(crate) fn compact<'py>(runtime: &Runtime, array: &PyTensor<'py>) -> Result<P
         py.import(intern!(py, "numpy"))?.call_method1(intern!(py, "copyto"), (&copy, plain))?;
         Ok(copy)
     };
-    copy().map_err(|error| raised(py, error))
+    copy().map_err(|error: PyErr| match is_planted("numpy_error_mistaken") {
+        true => Error::new(ErrorKind::Framework, error.to_string()),
+        false => raised(py, error),
+    })
 }

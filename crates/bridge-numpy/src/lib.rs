@@ -11,6 +11,7 @@ mod interface;
 mod native;
 mod runtime;
 
+use bridge_core::planted::is_planted;
 use bridge_core::{Adapter, Consumer, DType, Device, Error, Lent, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor, framework_error};
 use pyo3::{PyErr, Python};
@@ -63,6 +64,9 @@ unsafe impl<'py> Adapter for NumPy<'py> {
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
+        if is_planted("numpy_memory_leaked") {
+            std::mem::forget(vec![1_u8; 4096]);
+        }
         import::wrap(self.py, self.runtime, offer.accept(self)?)
     }
 

@@ -19,7 +19,7 @@ pub(crate) fn lend(consumer: &dyn Consumer, tensor: &Arc<DynTensor>) -> Result<L
     let allocation = match consumer.current_stream(device)? {
         None => Allocation::host(bytes, Access::ReadWrite),
         // The arena reuses memory in an order that ONNX Runtime does not show.
-        stream => Allocation { bytes, device, access: Access::ReadWrite, stream, reuse: Reuse::Unknown },
+        stream => Allocation::new(bytes, device, Access::ReadWrite, stream, Reuse::Unknown),
     };
     // SAFETY: the value keeps its memory, which never moves, and may be released on any thread. Its last work is in the
     // compute stream, which outlives it, and no code writes to it meanwhile: the obligations of the constructors of `Ort`.

@@ -20,13 +20,13 @@ struct Recorder(Mutex<Vec<(Stream, Stream)>>);
 
 // SAFETY: the tests know what it does not do: their memory is only numbers, or of the host.
 unsafe impl Ordering for Recorder {
-    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+    unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         assert_eq!(device, DEVICE);
         self.0.lock().unwrap().push((earlier, later));
         Ok(())
     }
 
-    fn retire(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn retire(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
         drop(buffer);
     }
 }
@@ -75,13 +75,13 @@ unsafe impl Adapter for Kernels {
 
     fn export(&self, _: &Option<Lease>) -> Result<Lent> {
         let layout = Layout::new(DType::FLOAT32, &[2, 3], None, 0)?;
-        let allocation = Allocation {
-            bytes: ADDRESS..ADDRESS + layout.nbytes(),
-            device: DEVICE,
-            access: Access::ReadWrite,
-            stream: Some(PRODUCER),
-            reuse: Reuse::InStreamOrder,
-        };
+        let allocation = Allocation::new(
+            ADDRESS..ADDRESS + layout.nbytes(),
+            DEVICE,
+            Access::ReadWrite,
+            Some(PRODUCER),
+            Reuse::InStreamOrder,
+        );
         // SAFETY: nothing reads the memory, which does not exist.
         Lent::new(DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
     }

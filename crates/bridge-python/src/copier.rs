@@ -80,7 +80,7 @@ impl Copier {
 impl Copier {
     /// Copies from and into the memory that is kept.
     fn copy_held(&self, py: Python<'_>) -> Result<(), Misfit> {
-        let first = |error| Failed { index: 0, error };
+        let first = |error| Failed::new(0, error);
         let adapters = self.frameworks.iter().map(|framework| framework.open(py).map_err(first));
         let adapters: Vec<AnyAdapter<'_>> = adapters.collect::<Result<_, _>>()?;
         // Another lease of the same memory may still be good.
@@ -88,7 +88,7 @@ impl Copier {
             for index in 0..self.leaves.len() {
                 let Some((source, target)) = self.prepared.held(index) else { continue };
                 let both = bridge_ipc::check(source).and_then(|()| bridge_ipc::check(target));
-                both.map_err(|error| Failed { index, error })?;
+                both.map_err(|error| Failed::new(index, error))?;
             }
         }
         for Look { index, sides } in &self.looks {
@@ -111,7 +111,7 @@ impl Copier {
 
     /// Exports a pair again.
     fn check(&self, index: usize, leaf: Leaf<'_, '_>) -> Result<(), Misfit> {
-        let sides = sides(&[leaf]).map_err(|misfit| Failed { index, error: misfit.error })?;
+        let sides = sides(&[leaf]).map_err(|misfit| Failed::new(index, misfit.error))?;
         pairs(&[leaf], &sides, self.dtype).into_iter().try_for_each(|pair| self.prepared.check(index, pair, ordering()))
     }
 
@@ -166,7 +166,7 @@ fn counters<'py>(
 ) -> Result<Counters, Failed> {
     let (mut lists, mut met): (Counters, HashSet<usize>) = Default::default();
     for (index, ((_, to), (_, out))) in sides.iter().zip(leaves).enumerate() {
-        let failed = |error| Failed { index, error };
+        let failed = |error| Failed::new(index, error);
         if let AnyAdapter::Foreign(_) = to {
             to.overwritten(out).map_err(failed)?;
         }
@@ -229,7 +229,7 @@ fn not_scalars(sides: &[(AnyAdapter<'_>, AnyAdapter<'_>)], leaves: &[Leaf<'_, '_
         let is_scalar = || src.is_instance(&src.py().import("numpy")?.getattr("generic")?);
         if matches!(from, AnyAdapter::Foreign(_)) && is_scalar().unwrap_or(false) {
             let text = "a scalar of NumPy has no memory that stays: pass numpy.asarray() of it";
-            return Err(Failed { index, error: Error::new(ErrorKind::Argument, text) });
+            return Err(Failed::new(index, Error::new(ErrorKind::Argument, text)));
         }
     }
     Ok(())
@@ -241,7 +241,7 @@ fn sides<'py>(leaves: &[Leaf<'_, 'py>]) -> Result<Vec<(AnyAdapter<'py>, AnyAdapt
         not_a_capsule(src)?;
         pairs::sides(src, out)
     };
-    let side = |(index, leaf)| side(leaf).map_err(|error| Misfit::from(Failed { index, error }));
+    let side = |(index, leaf)| side(leaf).map_err(|error| Misfit::from(Failed::new(index, error)));
     leaves.iter().enumerate().map(side).collect()
 }
 
@@ -251,7 +251,7 @@ fn pairs<'a, 'py>(
     dtype: Option<DType>,
 ) -> Vec<Pair<'a, PyTensor<'py>, PyTensor<'py>>> {
     let each = leaves.iter().zip(sides);
-    each.map(|(&(tensor, out), (from, to))| Pair { from, tensor, to, out, dtype }).collect()
+    each.map(|(&(tensor, out), (from, to))| Pair::new(from, tensor, to, out).with_dtype(dtype)).collect()
 }
 
 /// Returns the error with the path to the pair that it is about.

@@ -89,7 +89,7 @@ pub(crate) fn copy<'py>(
         if dtype.is_none() {
             return cross::copy_into(call, &*from, &*to, src, out);
         }
-        let pair = Pair { from: &*from, tensor: src, to: &*to, out, dtype };
+        let pair = Pair::new(&*from, src, &*to, out).with_dtype(dtype);
         cross::copy_all(call, &[pair], None).map_err(|misfit| misfit.error)
     };
     progress::shown(py, progress, || {

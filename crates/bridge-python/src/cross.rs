@@ -67,12 +67,12 @@ fn cross<'py>(
             Some(tree) => tree.map(x, |leaves| {
                 let mut tensors = Vec::with_capacity(leaves.len());
                 for (index, (_, tensor)) in leaves.iter().enumerate() {
-                    tensors.push(keywords.detached(tensor).map_err(|error| Failed { index, error })?);
+                    tensors.push(keywords.detached(tensor).map_err(|error| Failed::new(index, error))?);
                 }
                 if is_through_host {
                     let crossed = leaves.iter().zip(&tensors).enumerate().map(|(index, ((from, _), tensor))| {
                         let crossed = through_host(call, from, &to, tensor, &options);
-                        let (crossed, done) = crossed.map_err(|error| Failed { index, error })?;
+                        let (crossed, done) = crossed.map_err(|error| Failed::new(index, error))?;
                         exposed.iter().for_each(|exposed| exposed.note(&**from, &*to, &done));
                         Ok(crossed)
                     });
@@ -340,7 +340,9 @@ fn through_pairs<'a, F: Owned, T: Owned>(
     seen: &'a [SeenPair<'a, F, T>],
     pairs: &[Pair<'a, F, T>],
 ) -> Vec<Pair<'a, F, T>> {
-    let through = |((from, to), pair): (&'a SeenPair<'a, F, T>, &Pair<'a, F, T>)| Pair { from, to, ..*pair };
+    let through = |((from, to), pair): (&'a SeenPair<'a, F, T>, &Pair<'a, F, T>)| {
+        Pair::new(from, pair.tensor, to, pair.out).with_dtype(pair.dtype)
+    };
     seen.iter().zip(pairs).map(through).collect()
 }
 

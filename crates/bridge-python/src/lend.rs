@@ -127,10 +127,10 @@ pub(crate) fn lend_together<'py>(
         let lent = tree.map(arguments, |leaves| {
             let first = first_on_a_device(leaves)?;
             let named = match stream {
-                Some(stream) => Some(named(stream).map_err(|error| Failed { index: 0, error })?),
+                Some(stream) => Some(named(stream).map_err(|error| Failed::new(0, error))?),
                 None => first.as_ref().map(|(_, current)| current.clone()),
             };
-            place = first.and_then(|(device, _)| Some((device.index, named.as_ref()?.stream.handle())));
+            place = first.and_then(|(device, _)| Some((device.index, named.as_ref()?.stream().handle())));
             loans = lend_each(call, leaves, named.as_ref(), keywords, &exposed)?;
             Ok(loans.clone())
         })?;
@@ -143,13 +143,14 @@ pub(crate) fn lend_together<'py>(
 
 /// Reads the stream that the caller names.
 fn named(stream: &PyTensor<'_>) -> Result<Named> {
-    Ok(Named { stream: streams::handle(stream)?, keep: streams::keep(stream) })
+    // SAFETY: the object keeps its stream; the caller keeps the stream of a raw handle, as the documentation demands.
+    Ok(unsafe { Named::new(streams::handle(stream)?, streams::keep(stream)) })
 }
 
 /// Returns the device of the first tensor that is on one, and the stream that is current there in its framework.
 fn first_on_a_device(leaves: &[Leaf<'_>]) -> Result<Option<(Device, Named)>, Failed> {
     for (index, (adapter, tensor)) in leaves.iter().enumerate() {
-        let failed = |error| Failed { index, error };
+        let failed = |error| Failed::new(index, error);
         // A look at a capsule consumes it.
         if tensor.is_instance_of::<PyCapsule>() {
             continue;
@@ -159,7 +160,8 @@ fn first_on_a_device(leaves: &[Leaf<'_>]) -> Result<Option<(Device, Named)>, Fai
         if device.kind != DeviceKind::CPU
             && let Some(stream) = consumer.current_stream(device).map_err(failed)?
         {
-            return Ok(Some((device, Named { stream, keep: consumer.keep(device, stream) })));
+            // SAFETY: by the contract of `Consumer` the stream is alive as long as its `keep`, or as the process.
+            return Ok(Some((device, unsafe { Named::new(stream, consumer.keep(device, stream)) })));
         }
     }
     Ok(None)
@@ -174,7 +176,7 @@ fn lend_each<'py>(
 ) -> Result<Vec<PyTensor<'py>>, Failed> {
     call.iter().for_each(|call| call.expect(leaves.len()));
     let lend = |(index, leaf)| {
-        lend_one(call, leaf, named.cloned(), keywords, exposed).map_err(|error| Failed { index, error })
+        lend_one(call, leaf, named.cloned(), keywords, exposed).map_err(|error| Failed::new(index, error))
     };
     leaves.iter().enumerate().map(lend).collect()
 }

@@ -20,8 +20,8 @@ impl Names {
     fn new(path: &Bound<'_, PyAny>, keep: bool, max_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let serve = || {
             let bytes = max_bytes.map_or(Ok(usize::MAX), |bytes| number(bytes, "max_bytes", 0usize))?;
-            let limits = Limits { bytes, ..Limits::default() };
-            let settings = Settings { users: process::users(), limits, ..Settings::default() };
+            let limits = Limits::default().with_bytes(bytes);
+            let settings = Settings::default().with_users(process::users()).with_limits(limits);
             let serve = if keep { bridge_ipc::Names::keep } else { bridge_ipc::Names::serve };
             serve(&self::path(path)?, settings)
         };

@@ -23,7 +23,11 @@ const LONG: usize = 1 << 20;
 
 /// Makes a copy of `nbytes` bytes from one device to another, without the GIL where it takes long. A move tells how far
 /// it is.
-fn released(
+///
+/// # Safety
+///
+/// `stream`, if there is one, is alive.
+unsafe fn released(
     (from, to): (Device, Device),
     stream: Option<Stream>,
     nbytes: usize,
@@ -34,7 +38,8 @@ fn released(
             let moved = progress::moved(nbytes, copy);
             let device = if from.kind == DeviceKind::CUDA { from } else { to };
             // The caller drops the target, also where its memory is reused on another stream.
-            moved.inspect_err(|_| drop(ordering().synchronize(device, stream)))
+            // SAFETY: the caller's promise.
+            moved.inspect_err(|_| drop(unsafe { ordering().synchronize(device, stream) }))
         }
         _ => copy(),
     };
@@ -53,9 +58,9 @@ fn released(
 unsafe impl Copies for Releasing {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
         // SAFETY: the caller's promises.
-        released((from.device, to.device), stream, from.layout.nbytes(), || unsafe {
-            Copier.copy(from, to, flips, stream)
-        })
+        unsafe {
+            released((from.device, to.device), stream, from.layout.nbytes(), || Copier.copy(from, to, flips, stream))
+        }
     }
 
     unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
@@ -67,23 +72,26 @@ unsafe impl Copies for Releasing {
         };
         let nbytes = pieces.iter().map(nbytes).fold(0, usize::saturating_add);
         let mut failed = 0;
-        let copied = released((from.device, to.device), stream, nbytes, || {
+        let copy = || {
             // SAFETY: the caller's promises.
-            unsafe { Copier.copy_all(pieces, stream) }.map_err(|Failed { index, error }| {
+            unsafe { Copier.copy_all(pieces, stream) }.map_err(|Failed { index, error, .. }| {
                 failed = index;
                 error
             })
-        });
-        copied.map_err(|error| Failed { index: failed, error })
+        };
+        // SAFETY: as above.
+        let copied = unsafe { released((from.device, to.device), stream, nbytes, copy) };
+        copied.map_err(|error| Failed::new(failed, error))
     }
 
-    fn plan(
+    unsafe fn plan(
         &self,
         device: Device,
         pieces: &[Piece<'_>],
         stream: Option<Stream>,
     ) -> Result<Option<Box<dyn Planned>>, Failed> {
-        Copier.plan(device, pieces, stream)
+        // SAFETY: the caller's promise.
+        unsafe { Copier.plan(device, pieces, stream) }
     }
 
     fn casts(&self, cast: Cast) -> Result<()> {
@@ -94,14 +102,15 @@ unsafe impl Copies for Releasing {
         Copier.reaches(device)
     }
 
-    fn allocate(
+    unsafe fn allocate(
         &self,
         device: Device,
         nbytes: usize,
         stream: Stream,
         keep: Option<Keep>,
     ) -> Result<Box<dyn DeviceBuffer>> {
-        Copier.allocate(device, nbytes, stream, keep)
+        // SAFETY: the caller's promise.
+        unsafe { Copier.allocate(device, nbytes, stream, keep) }
     }
 
     fn prepare(&self, fresh: Range<usize>) {

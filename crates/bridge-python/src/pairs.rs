@@ -100,7 +100,7 @@ impl<'py> Pairs<'py> {
     /// Returns every pair, with its adapters. Sources of other dtypes are cast to this one.
     pub(crate) fn each(&self, dtype: Option<DType>) -> Vec<Pair<'_, PyTensor<'py>, PyTensor<'py>>> {
         let leaves = self.leaves.iter();
-        leaves.map(|Leaf { from, tensor, to, out, .. }| Pair { from, tensor, to, out, dtype }).collect()
+        leaves.map(|Leaf { from, tensor, to, out, .. }| Pair::new(from, tensor, to, out).with_dtype(dtype)).collect()
     }
 
     /// Returns the bytes that go to another device.

@@ -150,7 +150,7 @@ takes_keywords! {
                 None => plan_of(&source(x)?, x),
                 Some(tree) => tree.map(x, |leaves| {
                     let plans = leaves.iter().enumerate();
-                    let plans = plans.map(|(index, (from, x))| plan_of(from, x).map_err(|error| Failed { index, error }));
+                    let plans = plans.map(|(index, (from, x))| plan_of(from, x).map_err(|error| Failed::new(index, error)));
                     plans.collect()
                 }),
             }

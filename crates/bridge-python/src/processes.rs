@@ -145,7 +145,7 @@ pub(crate) fn path(object: &Bound<'_, PyAny>) -> Result<PathBuf> {
 }
 
 /// Returns the error of a tensor with the path to it in the tree that the text describes.
-fn at_leaf(py: Python<'_>, tree: Option<&str>, Failed { index, error }: Failed) -> Error {
+fn at_leaf(py: Python<'_>, tree: Option<&str>, Failed { index, error, .. }: Failed) -> Error {
     let path = |text: &str| -> PyResult<String> {
         let paths = py.import("truebridge._trees")?.getattr("paths")?.call1((text,))?;
         paths.get_item(index)?.extract()
@@ -174,7 +174,7 @@ where
         let options = Options::default().with_copy(copy);
         let sources = tensors.iter().enumerate().map(|(index, tensor)| {
             let found = not_a_capsule(tensor).and_then(|()| source(tensor));
-            found.map_err(|error| Failed { index, error })
+            found.map_err(|error| Failed::new(index, error))
         });
         let at_leaf = |failed| at_leaf(py, tree.as_deref(), failed);
         let sources = sources.collect::<Result<Vec<_>, _>>().map_err(at_leaf)?;
@@ -320,17 +320,18 @@ pub(crate) fn ipc_configure(
         let limit = |limit: Option<&Bound<'_, PyAny>>, what, usual| {
             limit.map_or(Ok(usual), |limit| number::<usize>(limit, what, 0))
         };
-        let limits = Limits {
-            connections: limit(connections, "connections", usual.connections)?,
-            shares: limit(shares, "shares", usual.shares)?,
-            leases: limit(leases, "leases", usual.leases)?,
-            bytes: limit(nbytes, "nbytes", usual.bytes)?,
-        };
+        let limits = Limits::default()
+            .with_connections(limit(connections, "connections", usual.connections)?)
+            .with_shares(limit(shares, "shares", usual.shares)?)
+            .with_leases(limit(leases, "leases", usual.leases)?)
+            .with_bytes(limit(nbytes, "nbytes", usual.bytes)?);
         let several = || argument(format!("users are several numbers, not {}", brief_str(users)));
         let users = users.try_iter().map_err(|_| several())?;
         let users = users.map(|user| number::<u32>(&user.map_err(|_| several())?, "a user", 0));
-        let users = users.collect::<Result<_>>()?;
-        process::configure(Settings { folder: folder.map(path).transpose()?, limits, users })
+        let users = users.collect::<Result<Vec<_>>>()?;
+        let mut settings = Settings::default().with_limits(limits).with_users(users);
+        settings.folder = folder.map(path).transpose()?;
+        process::configure(settings)
     };
     configure().map_err(|error| into_python(users.py(), error))
 }

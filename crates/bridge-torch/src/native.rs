@@ -12,6 +12,7 @@ use crate::library::{AtTensor, Held, MemoryOffsets, SEARCHED, function, search, 
 use crate::mark::{Marks, words};
 use crate::memory::Memory;
 use bridge_core::dlpack::ffi::DLTensor;
+use bridge_core::planted::is_planted;
 use bridge_core::{DType, Error, ErrorKind, Pending, Result};
 use bridge_pyo3::{Guarded, Mark, PyTensor, probe, watch_for_exit};
 use pyo3::prelude::*;
@@ -347,7 +348,7 @@ impl Native {
     /// [`ErrorKind::Framework`] for a tensor without a storage.
     pub(crate) fn hold(&self, object: &PyTensor<'_>, is_on_host: bool) -> Result<Hold> {
         let storage = self.storage(object);
-        if is_on_host && storage != 0 && self.keeps_memory {
+        if is_on_host && storage != 0 && self.keeps_memory && !is_planted("torch_storage_kept") {
             // SAFETY: the tensor keeps its storage, whose memory is on the host. The GIL is held.
             if let Some(memory) = unsafe { Memory::of(storage, self.offsets.memory, || is_shared(object)) } {
                 watch_for_exit(object.py());

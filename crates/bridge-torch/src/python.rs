@@ -2,6 +2,7 @@
 
 use crate::runtime::Runtime;
 use crate::{borrow, counter, export, import, raised, watched};
+use bridge_core::planted::is_planted;
 use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
 use pyo3::prelude::*;
@@ -54,6 +55,9 @@ unsafe impl<'py> Adapter for Torch<'py> {
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
+        if is_planted("torch_object_leaked") {
+            std::mem::forget(PyList::empty(self.py));
+        }
         import::wrap(self.py, self.runtime, offer.accept(self)?)
     }
 
@@ -67,7 +71,7 @@ unsafe impl<'py> Adapter for Torch<'py> {
 
     fn overwritten_all(&self, tensors: &[&PyTensor<'py>]) -> Result<(), Failed> {
         for (index, tensor) in tensors.iter().enumerate() {
-            watched::excuse(self.runtime, tensor).map_err(|error| Failed { index, error })?;
+            watched::excuse(self.runtime, tensor).map_err(|error| Failed::new(index, error))?;
         }
         let is_counted = |tensor: &PyTensor<'py>| {
             let native = self.runtime.native.as_ref().filter(|_| self.runtime.is_tensor(tensor));
@@ -77,8 +81,7 @@ unsafe impl<'py> Adapter for Torch<'py> {
         if rest.is_empty() {
             return Ok(());
         }
-        let each =
-            |index: &usize| export::overwritten(tensors[*index]).map_err(|error| Failed { index: *index, error });
+        let each = |index: &usize| export::overwritten(tensors[*index]).map_err(|error| Failed::new(*index, error));
         let together = PyList::new(self.py, rest.iter().map(|index| tensors[*index]));
         match together.map_err(|error| raised(self.py, error)).and_then(|list| export::overwritten(&list)) {
             Ok(()) => Ok(()),

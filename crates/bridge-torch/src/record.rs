@@ -19,8 +19,14 @@ pub(crate) struct StreamByValue {
 /// `c10::DeviceType::CUDA`
 const CUDA: i8 = 1;
 
+/// Returns the stream to record for work in `stream`: for the per-thread stream the legacy one, which waits for it. The
+/// allocator marks a recorded stream on the thread that frees the block, where the handle would name another one.
+pub(crate) fn lasting(stream: Stream) -> Stream {
+    stream.on_any_thread()
+}
+
 impl StreamByValue {
-    pub(crate) fn of(device: Device, stream: Stream) -> Option<Self> {
+    fn of(device: Device, stream: Stream) -> Option<Self> {
         let id = if stream == Stream::LEGACY { 0 } else { stream.handle() as i64 };
         Some(Self { device_type: CUDA, device_index: device.index.try_into().ok()?, id })
     }
@@ -53,9 +59,16 @@ impl RecordStream {
         }
     }
 
+    /// Returns what is recorded for `stream`, the current one of the device; `None` where streams have another layout in
+    /// this version.
+    pub(crate) fn lasting(&self, device: Device, stream: Stream) -> Option<StreamByValue> {
+        let current = StreamByValue::of(device, stream)?;
+        if self.takes(current) { StreamByValue::of(device, lasting(stream)) } else { None }
+    }
+
     /// Returns whether a stream has the layout of [`StreamByValue`] in this version, judged by the current stream of
     /// the device, once for default streams and once for others.
-    pub(crate) fn takes(&self, stream: StreamByValue) -> bool {
+    fn takes(&self, stream: StreamByValue) -> bool {
         *self.confirmed[usize::from(stream.id != 0)].get_or_init(|| self.confirms(stream))
     }
 

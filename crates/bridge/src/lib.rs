@@ -21,13 +21,26 @@ mod misuse;
 #[cfg(feature = "python")]
 pub mod python;
 
+/// Copies of strided tensors: what [`bridge_copy`] has.
 #[cfg(feature = "cuda")]
-#[doc(inline)]
-pub use {bridge_copy as copy, bridge_cuda as cuda};
+pub mod copy {
+    #[doc(inline)]
+    pub use bridge_copy::*;
+}
 
+/// CUDA: what [`bridge_cuda`] has.
+#[cfg(feature = "cuda")]
+pub mod cuda {
+    #[doc(inline)]
+    pub use bridge_cuda::*;
+}
+
+/// Tensors of other processes: what [`bridge_ipc`] has.
 #[cfg(feature = "ipc")]
-#[doc(inline)]
-pub use bridge_ipc as ipc;
+pub mod ipc {
+    #[doc(inline)]
+    pub use bridge_ipc::*;
+}
 
 #[doc(inline)]
 pub use bridge_core::*;
@@ -40,29 +53,47 @@ use std::sync::Arc;
 /// Each has its library as `framework`, in the version that it takes: `adapters::ndarray::framework::Array2`.
 pub mod adapters {
     // adapters: begin
+    /// Tensors of candle: what [`bridge_candle`] has.
     #[cfg(feature = "candle")]
-    #[doc(inline)]
-    pub use bridge_candle as candle;
+    pub mod candle {
+        #[doc(inline)]
+        pub use bridge_candle::*;
+    }
 
+    /// Tensors of cudarc: what [`bridge_cudarc`] has.
     #[cfg(feature = "cudarc")]
-    #[doc(inline)]
-    pub use bridge_cudarc as cudarc;
+    pub mod cudarc {
+        #[doc(inline)]
+        pub use bridge_cudarc::*;
+    }
 
+    /// Tensors of ndarray: what [`bridge_ndarray`] has.
     #[cfg(feature = "ndarray")]
-    #[doc(inline)]
-    pub use bridge_ndarray as ndarray;
+    pub mod ndarray {
+        #[doc(inline)]
+        pub use bridge_ndarray::*;
+    }
 
+    /// Tensors of ONNX Runtime: what [`bridge_ort`] has.
     #[cfg(feature = "ort")]
-    #[doc(inline)]
-    pub use bridge_ort as ort;
+    pub mod ort {
+        #[doc(inline)]
+        pub use bridge_ort::*;
+    }
 
+    /// Tensors of TensorFlow: what [`bridge_tensorflow`] has.
     #[cfg(feature = "tensorflow")]
-    #[doc(inline)]
-    pub use bridge_tensorflow as tensorflow;
+    pub mod tensorflow {
+        #[doc(inline)]
+        pub use bridge_tensorflow::*;
+    }
 
+    /// Tensors of the crate `tch`: what [`bridge_torch`] has.
     #[cfg(feature = "torch")]
-    #[doc(inline)]
-    pub use bridge_torch as torch;
+    pub mod torch {
+        #[doc(inline)]
+        pub use bridge_torch::*;
+    }
     // adapters: end
 }
 

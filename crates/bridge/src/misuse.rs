@@ -99,6 +99,70 @@ misuse! {
         "}";
 }
 
+/// Makes two documentation tests of a call that takes a stream: safe code can keep a stream longer than it lives, so the
+/// call compiles in `unsafe` alone.
+macro_rules! alive {
+    (in $before:literal; $($name:ident: $call:literal;)*) => {
+        $(
+            #[doc = concat!("```\n", $before, "\nlet _ = unsafe { ", $call, " };\n}\n```")]
+            #[doc = ""]
+            #[doc = concat!("```compile_fail,E0133\n", $before, "\nlet _ = ", $call, ";\n}\n```")]
+            #[allow(dead_code, reason = "it carries the tests")]
+            struct $name;
+        )*
+    };
+}
+
+alive! {
+    in "use truebridge::{Device, DeviceBuffer, Lease, Ordering};
+        fn after(lease: Lease, device: Device, ordering: &dyn Ordering, buffer: Box<dyn DeviceBuffer>) {
+            let Some(stream) = lease.stream() else { return };
+            drop(lease);";
+    AnOrderIsOfStreamsThatAreAlive: "ordering.order(device, stream, stream)";
+    AnOrderOfDevicesIsOfStreamsThatAreAlive: "ordering.order_across((device, stream), (device, stream))";
+    AStreamIsAliveWhenItIsWaitedFor: "ordering.synchronize(device, stream)";
+    AStreamIsAliveWhenItIsAskedForItsCapture: "ordering.is_captured(device, stream)";
+    ACaptureThatEndsIsOfAStreamThatIsAlive: "ordering.defer(device, stream, Box::new(|| true))";
+    MemoryRetiresAfterAStreamThatIsAlive: "ordering.retire(device, stream, buffer)";
+    MemoriesRetireAfterAStreamThatIsAlive: "ordering.retire_all(device, stream, vec![buffer])";
+    MemoryRetiresAfterADeviceWhoseStreamIsAlive: "ordering.retire_after_all(device, stream, buffer)";
+}
+
+alive! {
+    in "use truebridge::{Consumer, Copies, Device, Views};
+        fn later<C: Consumer>(consumer: C, device: Device, copies: &dyn Copies, views: &Views) {
+            let Ok(Some(stream)) = consumer.current_stream(device) else { return };
+            drop(consumer);";
+    AUseIsInAStreamThatIsAlive: "views.used(device, 0x1000, stream, || None)";
+    APlanIsForAStreamThatIsAlive: "copies.plan(device, &[], Some(stream))";
+    MemoryIsAllocatedInAStreamThatIsAlive: "copies.allocate(device, 16, stream, None)";
+}
+
+#[cfg(feature = "cuda")]
+alive! {
+    in "use truebridge::{Device, Stream, cuda};
+        fn driven(device: Device, stream: Stream, link: &dyn cuda::Link) {";
+    AMarkIsInAStreamThatIsAlive: "link.mark(device, stream)";
+    TheLinkIsAskedOfAStreamThatIsAlive: "link.is_captured(device, stream)";
+    TheLinkAllocatesInAStreamThatIsAlive: "link.allocate(device, 16, stream)";
+    TheDriverIsAskedOfAStreamThatIsAlive: "cuda::works_after_legacy(device, stream)";
+}
+
+#[cfg(feature = "cuda")]
+alive! {
+    in "use truebridge::{Device, Stream, cuda};
+        fn shared(device: Device, stream: Stream, sharing: &dyn cuda::Sharing, signal: &cuda::Signal) {";
+    ASignalIsRecordedInAStreamThatIsAlive: "sharing.record(device, signal, stream)";
+    AStreamThatWaitsForASignalIsAlive: "sharing.wait(device, stream, signal)";
+}
+
+#[cfg(feature = "ipc")]
+alive! {
+    in "use truebridge::{Device, Stream, ipc};
+        fn keep(opened: ipc::Opened, streams: &[(Device, Stream)]) {";
+    WhatIsOpenedIsKeptForStreamsThatAreAlive: "opened.keep_for(streams)";
+}
+
 #[cfg(feature = "dlpack")]
 misuse! {
     AManagedTensorIsTrustedByUnsafeCode:

@@ -56,7 +56,7 @@ fn scaled_by<'py>(x: &Tensor<'py>, factor: f32) -> Result<PyTensor<'py>> {
         (None, None) => unsafe { on_the_host(&call) },
         // The result's stream is the current one of the same framework.
         (Some(stream), Some(_)) => {
-            let launch = Launch { kernel: 0, blocks: count.div_ceil(THREADS), threads: THREADS, shared: 0 };
+            let launch = Launch::new(0, count.div_ceil(THREADS), THREADS);
             // SAFETY: the parameter is the kernel's. It reads and writes so many elements of the borrow and of the
             // result, in the stream that both are used in: their memory is reused after it.
             unsafe { KERNELS.launch(vector.device(), stream, launch, &call) }?;

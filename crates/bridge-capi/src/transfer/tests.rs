@@ -44,12 +44,12 @@ impl Drop for Block {
 
 // SAFETY: it orders by events of the driver, or returns its error, and drops buffers after them.
 unsafe impl Ordering for Recorded {
-    fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
+    unsafe fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
         self.call(Ordered(earlier, later));
         Ok(())
     }
 
-    fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         self.call(Retire(stream));
         drop(buffer);
     }
@@ -66,7 +66,7 @@ unsafe impl Copies for Recorded {
         Ok(())
     }
 
-    fn allocate(
+    unsafe fn allocate(
         &self,
         device: Device,
         nbytes: usize,
@@ -75,7 +75,7 @@ unsafe impl Copies for Recorded {
     ) -> Result<Box<dyn DeviceBuffer>> {
         self.call(Allocate(nbytes, stream));
         let (bytes, access) = (0x20000..0x20000 + nbytes, Access::ReadWrite);
-        let allocation = Allocation { bytes, device, access, stream: Some(stream), reuse: Reuse::InStreamOrder };
+        let allocation = Allocation::new(bytes, device, access, Some(stream), Reuse::InStreamOrder);
         // SAFETY: no code touches the memory.
         Ok(Box::new(unsafe { Memory::new(allocation, Block(self.0.clone())) }))
     }
@@ -85,7 +85,7 @@ unsafe impl Copies for Recorded {
 fn tensor(address: usize, strides: [i64; 2], calls: &Arc<Mutex<Vec<Call>>>) -> CTensor {
     let layout = Layout::new(DType::FLOAT32, &[4, 6], Some(&strides), 0).unwrap();
     let (bytes, access) = (address..address + 96, Access::ReadWrite);
-    let allocation = Allocation { bytes, device: GPU, access, stream: Some(OWNER), reuse: Reuse::Unknown };
+    let allocation = Allocation::new(bytes, GPU, access, Some(OWNER), Reuse::Unknown);
     // SAFETY: no code touches the memory.
     let memory = unsafe { Memory::new(allocation, Block(calls.clone())) };
     CTensor::new(Lent::new(DType::FLOAT32, layout, memory).unwrap())
@@ -107,7 +107,8 @@ fn the_reader_waits_for_the_owner_and_the_owner_for_every_reader() {
     assert_eq!(take(&mut *calls.lock().unwrap()), [Ordered(OWNER, READER)]);
 
     // In a managed tensor, with a further stream, and after the program has dropped the tensor.
-    assert_eq!(VIEWS.used(GPU, 0x10004, OTHER, || None), 1);
+    // SAFETY: no driver sees this stream.
+    assert_eq!(unsafe { VIEWS.used(GPU, 0x10004, OTHER, || None) }, 1);
     let managed = managed(lease, true);
     drop(tensor);
     assert_eq!(*calls.lock().unwrap(), []);
@@ -160,7 +161,7 @@ fn a_view_that_is_used_again_by_another_owner_is_waited_for() {
     // The consumer passes its view on, as a tensor whose stream is the one that it wrote in.
     let bytes = 0x13000..0x13000 + 96;
     let (access, stream) = (Access::ReadWrite, Some(OTHER));
-    let allocation = Allocation { bytes, device: GPU, access, stream, reuse: Reuse::Unknown };
+    let allocation = Allocation::new(bytes, GPU, access, stream, Reuse::Unknown);
     // SAFETY: no code touches the memory.
     let memory = unsafe { Memory::new(allocation, lease) };
     let layout = Layout::new(DType::FLOAT32, &[24], None, 0).unwrap();

@@ -46,7 +46,7 @@ fn table() -> Result<()> {
     // SAFETY: the callers' allocations have room, and `moved` waits.
     let usual = |from: Strided<'_>, to: Strided<'_>| unsafe { Copier.copy(from, to, 0, Some(STREAM)) };
     for nbytes in SIZES {
-        let (device, pinned) = (link.allocate(GPU, nbytes, STREAM)?, link.allocate_pinned(GPU, nbytes)?);
+        let (device, pinned) = (allocate(link, nbytes)?, link.allocate_pinned(GPU, nbytes)?);
         let mut host: Vec<u8> = (0..nbytes).map(|at| (at % 251) as u8).collect();
         let kept = host.as_mut_ptr().expose_provenance();
         for down in [false, true] {
@@ -93,8 +93,14 @@ fn moved(link: &dyn Link, copy: Move<'_>, from: (Device, usize), to: (Device, us
     finish(link)
 }
 
+fn allocate(link: &dyn Link, nbytes: usize) -> Result<usize> {
+    // SAFETY: the stream is a default stream.
+    unsafe { link.allocate(GPU, nbytes, STREAM) }
+}
+
 fn finish(link: &dyn Link) -> Result<()> {
-    let mark = link.mark(GPU, STREAM)?;
+    // SAFETY: the stream is a default stream.
+    let mark = unsafe { link.mark(GPU, STREAM) }?;
     let waited = link.wait(GPU, &mark);
     link.release(GPU, mark);
     waited

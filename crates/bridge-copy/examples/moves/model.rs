@@ -44,7 +44,7 @@ impl Link for Model {
         Ok(Stream::LEGACY)
     }
 
-    fn mark(&self, _: Device, _: Stream) -> Result<Mark> {
+    unsafe fn mark(&self, _: Device, _: Stream) -> Result<Mark> {
         // SAFETY: the numbers of this implementation are times.
         Ok(unsafe { Mark::new(self.until.load(Relaxed)) })
     }
@@ -62,7 +62,7 @@ impl Link for Model {
 
     fn release(&self, _: Device, _: Mark) {}
 
-    fn is_captured(&self, _: Device, _: Stream) -> Result<bool> {
+    unsafe fn is_captured(&self, _: Device, _: Stream) -> Result<bool> {
         Ok(false)
     }
 
@@ -81,7 +81,7 @@ impl Link for Model {
         Ok(())
     }
 
-    fn allocate(&self, device: Device, _: usize, _: Stream) -> Result<usize> {
+    unsafe fn allocate(&self, device: Device, _: usize, _: Stream) -> Result<usize> {
         self.allocate_pinned(device, 1)
     }
 

@@ -1,7 +1,7 @@
 //! What costs time in a move: the link in pieces, the host alone, and moves that are cut in other ways.
 
 use crate::model::Model;
-use crate::{GPU, STREAM, finish, moved, timed};
+use crate::{GPU, STREAM, allocate, finish, moved, timed};
 use bridge_copy::{Cut, Cuts, Trial};
 use bridge_core::{Device, Result, Stream, Strided};
 use bridge_cuda::Link;
@@ -80,7 +80,7 @@ fn row(link: &dyn Link, name: &str, cuts: Cuts, sizes: &[usize]) -> Result<()> {
     };
     print!("| {name} ");
     for &nbytes in sizes {
-        let device = link.allocate(GPU, nbytes, STREAM)?;
+        let device = allocate(link, nbytes)?;
         let mut host = vec![1u8; nbytes];
         let kept = host.as_mut_ptr().expose_provenance();
         let speed = |seconds: f64| nbytes as f64 / seconds / 1e9;
@@ -113,7 +113,7 @@ fn in_pieces(link: &dyn Link) -> Result<()> {
     const NBYTES: usize = 256 * MIB;
     println!("\nThe link in pieces with a mark each, of {} MiB. GB/s\n", NBYTES / MIB);
     println!("| piece, KiB | up | down | up, two streams | down, two streams |\n|--:|--:|--:|--:|--:|");
-    let (device, pinned) = (link.allocate(GPU, NBYTES, STREAM)?, link.allocate_pinned(GPU, NBYTES)?);
+    let (device, pinned) = (allocate(link, NBYTES)?, link.allocate_pinned(GPU, NBYTES)?);
     finish(link)?;
     for piece in [64, 256, 512, 1024, 2048, 4096, 8192, NBYTES >> 10].map(|kib| kib << 10) {
         let part = |bytes: std::ops::Range<usize>, down: bool, stream: Stream| -> Result<()> {
@@ -123,7 +123,8 @@ fn in_pieces(link: &dyn Link) -> Result<()> {
                 let (from, to) = if down { (ends[1], ends[0]) } else { (ends[0], ends[1]) };
                 // SAFETY: both allocations have room, and the wait keeps them until the copy has run.
                 unsafe { link.copy(from, to, piece, stream) }?;
-                marks.push(link.mark(GPU, stream)?);
+                // SAFETY: the stream is the link's own, or a default stream.
+                marks.push(unsafe { link.mark(GPU, stream) }?);
             }
             let waited = marks.last().map_or(Ok(()), |mark| link.wait(GPU, mark));
             marks.into_iter().for_each(|mark| link.release(GPU, mark));

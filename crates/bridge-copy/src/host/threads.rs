@@ -5,6 +5,7 @@
 
 use super::{Part, fill};
 use crate::plan::{Dim, Walk};
+use bridge_core::planted::is_planted;
 use std::env;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,7 +53,10 @@ pub(super) unsafe fn run(whole: &[Part], threads: usize) {
     if threads < 2 {
         return whole.iter().for_each(fill);
     }
-    let parts = cut(whole, threads * PARTS);
+    let mut parts = cut(whole, threads * PARTS);
+    if is_planted("copy_part_lost") && parts.len() > 1 {
+        parts.pop();
+    }
     let next = AtomicUsize::new(0);
     // Each part is copied once, and parts share no byte of the target.
     let work = || {
@@ -101,6 +105,8 @@ fn split(walk: Walk, parts: usize) -> Vec<Walk> {
     starts
         .map(|start| {
             let length = step.min(dim.length - start);
+            let ragged = length < step && length > 1 && is_planted("copy_ragged_part_short");
+            let length = length - usize::from(ragged);
             let mut part = walk.clone();
             part.from += start as i64 * dim.from;
             part.to += start as i64 * dim.to;

@@ -29,13 +29,13 @@ pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<()
     refuse_askew(pieces)?;
     // A graph would launch again with a table that is released by then.
     let tabled =
-        pieces.len() >= FEWEST && !moves::is_captured(device, stream).map_err(|error| Failed { index: 0, error })?;
+        pieces.len() >= FEWEST && !moves::is_captured(device, stream).map_err(|error| Failed::new(0, error))?;
     let (tables, others) = tables(pieces, if tabled { FEWEST } else { usize::MAX });
     let mut launches = 0;
     for index in others {
         // SAFETY: the caller's promises.
         let launched = unsafe { one(&pieces[index], stream) };
-        launched.map_err(|error| Failed { index, error: halfway(launches, error) })?;
+        launched.map_err(|error| Failed::new(index, halfway(launches, error)))?;
         launches += 1;
     }
     for table in tables {
@@ -46,7 +46,7 @@ pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<()
             unsafe { table.at(uploaded.address()).launch(device, stream) }
         };
         // The table is as good as its first piece.
-        launched().map_err(|error| Failed { index: table.index, error: halfway(launches, error) })?;
+        launched().map_err(|error| Failed::new(table.index, halfway(launches, error)))?;
         launches += 1;
     }
     Ok(())
@@ -76,7 +76,7 @@ fn refuse_askew(pieces: &[Piece<'_>]) -> Result<(), Failed> {
         *flips != 0 && cast.is_none() && planned(from, to, *flips).is_none()
     };
     match pieces.iter().position(is_askew) {
-        Some(index) => Err(Failed { index, error: askew() }),
+        Some(index) => Err(Failed::new(index, askew())),
         None => Ok(()),
     }
 }
@@ -129,7 +129,7 @@ pub(crate) fn plan(device: Device, pieces: &[Piece<'_>], stream: Stream) -> Resu
     let others = others.into_iter().map(owned).collect();
     let mut tables = SmallVec::new();
     for table in laid {
-        let memory = moves::kept(device, &table.bytes, stream).map_err(|error| Failed { index: table.index, error })?;
+        let memory = moves::kept(device, &table.bytes, stream).map_err(|error| Failed::new(table.index, error))?;
         tables.push((table.at(memory.address()), memory));
     }
     Ok(Box::new(Kept { device, tables, others, is_in_a_graph: AtomicBool::new(false) }))
@@ -158,7 +158,7 @@ struct Owned {
 unsafe impl Planned for Kept {
     unsafe fn copy(&self, stream: Option<Stream>) -> Result<(), Failed> {
         let stream = stream.unwrap_or(Stream::LEGACY);
-        let first = |error| Failed { index: 0, error };
+        let first = |error| Failed::new(0, error);
         if moves::is_captured(self.device, stream).map_err(first)? {
             self.is_in_a_graph.store(true, Relaxed);
         }
@@ -169,7 +169,7 @@ unsafe impl Planned for Kept {
             let to = Strided { device: self.device, data: target, layout: &written };
             let piece = Piece { from, to, flips: *flips, cast: *cast };
             // SAFETY: the caller's promises.
-            unsafe { one(&piece, stream) }.map_err(|error| Failed { index: *index, error })?;
+            unsafe { one(&piece, stream) }.map_err(|error| Failed::new(*index, error))?;
         }
         for (table, _) in &self.tables {
             // SAFETY: the drop keeps the table until the kernel has run; the rest is the caller's promise.
@@ -185,7 +185,8 @@ impl Drop for Kept {
             match self.is_in_a_graph.load(Relaxed) {
                 true => std::mem::forget(memory),
                 // Any stream may have launched with it.
-                false => bridge_cuda::ordering().retire_after_all(self.device, Stream::LEGACY, memory),
+                // SAFETY: the stream is a default stream.
+                false => unsafe { bridge_cuda::ordering().retire_after_all(self.device, Stream::LEGACY, memory) },
             }
         }
     }

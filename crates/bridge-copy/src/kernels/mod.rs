@@ -50,12 +50,7 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
     };
     for (done, launch) in launches.iter().enumerate() {
         let Launch { kernel, blocks, shared, parameters } = launch;
-        let launch = bridge_cuda::Launch {
-            kernel: *kernel as usize,
-            blocks: *blocks,
-            threads: kernel.threads(),
-            shared: *shared,
-        };
+        let launch = bridge_cuda::Launch::new(*kernel as usize, *blocks, kernel.threads()).with_shared(*shared);
         let at = |sides: Sides| sides.at(from.data, to.data);
         // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
         let launched = unsafe {
@@ -102,7 +97,7 @@ unsafe fn one(piece: &Piece<'_>, stream: Stream) -> Result<()> {
 ///
 /// The parameters are those of the kernel, and it touches only memory as [`bridge_core::Copies::copy_all`] says.
 unsafe fn launch<P: Copy>(device: Device, kernel: Kernel, blocks: u32, parameters: &P, stream: Stream) -> Result<()> {
-    let launch = bridge_cuda::Launch { kernel: kernel as usize, blocks, threads: kernel.threads(), shared: 0 };
+    let launch = bridge_cuda::Launch::new(kernel as usize, blocks, kernel.threads());
     // SAFETY: the caller's promises.
     unsafe { KERNELS.launch(device, stream, launch, parameters) }
 }

@@ -54,7 +54,8 @@ impl Lanes {
 
     /// Takes the streams back after the caller's was made to wait for them.
     fn give(&self, link: &dyn Link, caller: Place, (moving, spreading): (Place, Place)) {
-        let end = link.mark(caller.0, caller.1).ok();
+        // SAFETY: the stream is alive, as the module `moves` says.
+        let end = unsafe { link.mark(caller.0, caller.1) }.ok();
         self.lanes().push(Lane { moving, spreading, caller, end });
     }
 }
@@ -104,7 +105,7 @@ impl<'a> Relay<'a> {
     ///
     /// As of [`bridge_core::Copies::copy_all`].
     pub unsafe fn carry(&mut self, load: &Load<'_>, next: Option<&Load<'_>>) -> Result<(), Failed> {
-        let of_all = |error| Failed { index: load.index(), error };
+        let of_all = |error| Failed::new(load.index(), error);
         // SAFETY: the caller's promises.
         let source = unsafe { self.pack(load) }?;
         let target = match load {
@@ -129,14 +130,14 @@ impl<'a> Relay<'a> {
                 let spread = (self.moves.on_device)(&packed.on_other(target), self.spreading.1);
                 // It is freed in the stream of the kernel, of which a part may run although the launch has failed.
                 self.arriving.pop_front();
-                spread.map_err(|failed| Failed { index: packed.pieces[failed.index].index, ..failed })
+                spread.map_err(|failed| Failed::new(packed.pieces[failed.index].index, failed.error))
             },
         }
     }
 
     /// Packs what is not side by side already. Returns the address of the bytes that move.
     unsafe fn pack(&mut self, load: &Load<'_>) -> Result<usize, Failed> {
-        let of_all = |error| Failed { index: load.index(), error };
+        let of_all = |error| Failed::new(load.index(), error);
         if !is_packed(load) {
             let Load::Alone(wired) = load else { unreachable!("a block is packed") };
             return Ok(wired.piece.from.data);
@@ -146,7 +147,7 @@ impl<'a> Relay<'a> {
         let address = self.packed[self.packed.len() - 1].address;
         // SAFETY: the caller's promises; the block is fresh and has room for all pieces, each at a place of its own.
         let packed = unsafe { (moves.on_device)(&on_device(load, address), packing.1) };
-        packed.map_err(|failed| Failed { index: index_of(load, failed.index), ..failed })?;
+        packed.map_err(|failed| Failed::new(index_of(load, failed.index), failed.error))?;
         if self.packed.len() > 1 {
             // The block after this one waits for the copy before it.
             self.order(moving, packing).map_err(of_all)?;

@@ -14,8 +14,9 @@ pub(crate) struct Block<'a> {
 
 impl<'a> Block<'a> {
     pub fn new(link: &'a dyn Link, device: Device, nbytes: usize, stream: Stream) -> Result<Self> {
-        // The driver allocates no 0 bytes.
-        Ok(Self { link, device, stream, nbytes, address: link.allocate(device, nbytes.max(1), stream)? })
+        // SAFETY: the stream is alive, as the module `moves` says. The driver allocates no 0 bytes.
+        let address = unsafe { link.allocate(device, nbytes.max(1), stream) }?;
+        Ok(Self { link, device, stream, nbytes, address })
     }
 }
 

@@ -173,7 +173,7 @@ pub(super) fn loads<'a>(
     for (index, piece) in pieces.iter().enumerate().filter(|(_, piece)| moved(piece)) {
         let is_packed = (together && is_small(piece)) || is_spread(piece);
         let wire = if is_packed { wire_of_device(piece) } else { wire(piece) };
-        let wired = Wired { index, piece: *piece, wire: wire.map_err(|error| Failed { index, error })? };
+        let wired = Wired { index, piece: *piece, wire: wire.map_err(|error| Failed::new(index, error))? };
         if !is_packed {
             loads.push(Load::Alone(wired));
             continue;

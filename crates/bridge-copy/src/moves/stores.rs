@@ -70,7 +70,9 @@ pub(crate) fn prefer_huge_pages(start: *mut u8, nbytes: usize) {
         let whole = (nbytes - head) / HUGE * HUGE;
         if whole > 0 {
             // SAFETY: the advice changes no byte, and is an error where no memory is mapped.
-            let _ = unsafe { rustix::mm::madvise(start.add(head).cast(), whole, rustix::mm::Advice::LinuxHugepage) };
+            let _ = unsafe {
+                rustix::mm::madvise(start.wrapping_add(head).cast(), whole, rustix::mm::Advice::LinuxHugepage)
+            };
         }
     }
     #[cfg(not(target_os = "linux"))]

@@ -90,7 +90,7 @@ static ONE: Mutex<()> = Mutex::new(());
 
 unsafe fn on_device(pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
     let sim = ON_DEVICE.lock().unwrap().expect("a test has set it");
-    let mut state = sim.call().map_err(|error| Failed { index: 0, error })?;
+    let mut state = sim.call().map_err(|error| Failed::new(0, error))?;
     state.launches.push(pieces.len());
     assert!(pieces.iter().all(|piece| piece.from.device == piece.to.device), "a launch is on one device");
     let mut all: Vec<Work> = Vec::new();

@@ -283,14 +283,14 @@ unsafe impl Adapter for DLPack {
             Held::Own(lent) | Held::Fresh(lent) => {
                 let buffer = lent.buffer();
                 let bytes = buffer.address()..buffer.address() + buffer.len();
-                Allocation { bytes, device, access, stream: buffer.stream(), reuse: buffer.reuse() }
+                Allocation::new(bytes, device, access, buffer.stream(), buffer.reuse())
             }
             Held::View(lease) => {
                 let (start, len) = lease.buffer();
                 // Another view of the same memory may be used elsewhere.
                 let reuse = if device.kind == DeviceKind::CPU { Reuse::InStreamOrder } else { Reuse::Unknown };
                 let stream = self.consumer.current_stream(device)?;
-                Allocation { bytes: start..start + len, device, access, stream, reuse }
+                Allocation::new(start..start + len, device, access, stream, reuse)
             }
         };
         // SAFETY: the clone keeps the buffer, or the lease on one, whose promises these are; a lease may be dropped on

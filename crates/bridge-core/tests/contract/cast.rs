@@ -25,7 +25,7 @@ fn made<R>(
     let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
     let mut pairs: Vec<Pair<'_, Item, Item>> = Vec::new();
     for (tensor, out) in &items {
-        pairs.push(Pair { from: &from, tensor, to: &to, out, dtype });
+        pairs.push(Pair::new(&from, tensor, &to, out).with_dtype(dtype));
     }
     let made = make(&pairs, &ordering);
     (made, crate::common::taken(&log))
@@ -183,7 +183,7 @@ fn a_prepared_cast_is_one_again_and_notices_another_dtype() {
         // The same memory as elements of another dtype.
         let Item::Own(paper) = pairs[1].tensor else { unreachable!() };
         let other = Item::Own(Paper { dtype: DType::FLOAT64, strides: vec![3, 1], ..paper.clone() });
-        let changed = [pairs[0], Pair { tensor: &other, ..pairs[1] }];
+        let changed = [pairs[0], Pair::new(pairs[1].from, &other, pairs[1].to, pairs[1].out).with_dtype(Some(HALF))];
         let misfit = prepared.copy(&changed, ordering).unwrap_err();
         assert_eq!((misfit.index, misfit.error.kind()), (1, ErrorKind::Layout));
     });

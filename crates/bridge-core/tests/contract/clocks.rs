@@ -73,7 +73,7 @@ impl Model {
 
 // SAFETY: the tests know what it does not do: their memory is only numbers, or of the host.
 unsafe impl Ordering for Model {
-    fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
+    unsafe fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
         let mut state = self.state();
         if state.fails {
             state.excused = true;
@@ -103,11 +103,12 @@ unsafe impl Ordering for Model {
         Ok(())
     }
 
-    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.retire_all(device, stream, vec![buffer]);
+    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.retire_all(device, stream, vec![buffer]) };
     }
 
-    fn retire_all(&self, _: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    unsafe fn retire_all(&self, _: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         {
             let mut state = self.state();
             state.retirements += 1;
@@ -119,7 +120,7 @@ unsafe impl Ordering for Model {
         drop(buffers);
     }
 
-    fn defer(&self, _: Device, stream: Stream, mut attempt: Deferred) {
+    unsafe fn defer(&self, _: Device, stream: Stream, mut attempt: Deferred) {
         if self.state().captured.contains(&stream) {
             self.later.lock().unwrap().push(attempt);
         } else {
@@ -127,7 +128,7 @@ unsafe impl Ordering for Model {
         }
     }
 
-    fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
+    unsafe fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
         Some(self.state().captured.contains(&stream))
     }
 
@@ -280,7 +281,7 @@ impl Batch {
     pub fn work(&self, number: usize, stream: Stream) -> usize {
         let views = match stream {
             READER => 0,
-            _ => self.to.side.views.used(GPU, self.from.address(number), stream, || None),
+            _ => self.to.side.used(self.from.address(number), stream, || None),
         };
         let mut state = self.model.state();
         let work = state.work(stream);

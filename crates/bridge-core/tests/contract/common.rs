@@ -5,8 +5,8 @@ use bridge_core::{
     Failed, Flush, Keep, Layout, Lease, Lent, Offer, Options, Order, Ordering, Pending, Piece, Planned, Profile,
     Result, Reuse, Stream, Strided, Strides, Views,
 };
-use std::cell::Cell;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 // SAFETY: no driver sees this stream.
@@ -108,7 +108,7 @@ unsafe impl Copies for Recorder {
             match cast {
                 Some(cast) => self.log.lock().unwrap().push(Event::Cast { cast, flips, stream }),
                 // SAFETY: nothing is copied.
-                None => unsafe { self.copy(from, to, flips, stream) }.map_err(|error| Failed { index, error })?,
+                None => unsafe { self.copy(from, to, flips, stream) }.map_err(|error| Failed::new(index, error))?,
             }
         }
         Ok(())
@@ -121,7 +121,7 @@ unsafe impl Copies for Recorder {
         }
     }
 
-    fn plan(
+    unsafe fn plan(
         &self,
         _: Device,
         pieces: &[Piece<'_>],
@@ -142,7 +142,7 @@ unsafe impl Copies for Recorder {
         }
     }
 
-    fn allocate(
+    unsafe fn allocate(
         &self,
         device: Device,
         nbytes: usize,
@@ -156,7 +156,7 @@ unsafe impl Copies for Recorder {
 
 // SAFETY: the tests know what it does not do: their memory is only numbers, or of the host.
 unsafe impl Ordering for Recorder {
-    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+    unsafe fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
         if *self.fails.lock().unwrap() {
             return Err(Error::new(ErrorKind::Driver, "planned"));
         }
@@ -164,7 +164,7 @@ unsafe impl Ordering for Recorder {
         Ok(())
     }
 
-    fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
+    unsafe fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
         if *self.fails.lock().unwrap() {
             return Err(Error::new(ErrorKind::Driver, "planned"));
         }
@@ -175,7 +175,7 @@ unsafe impl Ordering for Recorder {
         Ok(())
     }
 
-    fn synchronize(&self, _: Device, stream: Stream) -> Result<()> {
+    unsafe fn synchronize(&self, _: Device, stream: Stream) -> Result<()> {
         if self.never_waits {
             return Err(Error::new(ErrorKind::Driver, "planned"));
         }
@@ -183,7 +183,7 @@ unsafe impl Ordering for Recorder {
         Ok(())
     }
 
-    fn defer(&self, _: Device, stream: Stream, mut attempt: Deferred) {
+    unsafe fn defer(&self, _: Device, stream: Stream, mut attempt: Deferred) {
         self.log.lock().unwrap().push(Event::Deferred(stream));
         if *self.captured.lock().unwrap() == Some(stream) {
             self.deferred.lock().unwrap().push(attempt);
@@ -192,17 +192,17 @@ unsafe impl Ordering for Recorder {
         }
     }
 
-    fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         self.log.lock().unwrap().push(Event::Retired(stream));
         drop(buffer);
     }
 
-    fn retire_after_all(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn retire_after_all(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         self.log.lock().unwrap().push(Event::RetiredAfterAll(stream));
         drop(buffer);
     }
 
-    fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
+    unsafe fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
         Some(*self.captured.lock().unwrap() == Some(stream))
     }
 
@@ -295,6 +295,14 @@ pub struct Side {
     pub steady: bool,
 }
 
+impl Side {
+    /// Records a use of a view.
+    pub fn used(&self, address: usize, stream: Stream, keep: impl FnOnce() -> Option<Keep>) -> usize {
+        // SAFETY: no driver sees the streams of the tests.
+        unsafe { self.views.used(GPU, address, stream, keep) }
+    }
+}
+
 // SAFETY: nothing reads the memory of the tests.
 unsafe impl Consumer for Side {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
@@ -331,7 +339,7 @@ pub struct Office {
     /// Whether its tensors must not change.
     pub immutable: bool,
     /// How often it says what its consumer is before it panics.
-    pub says: Cell<u32>,
+    pub says: AtomicU32,
 }
 
 impl Office {
@@ -356,7 +364,7 @@ impl Office {
             copies_to: Some(0x20000),
             fresh: None,
             immutable: false,
-            says: Cell::new(u32::MAX),
+            says: AtomicU32::new(u32::MAX),
         }
     }
 }
@@ -377,7 +385,7 @@ unsafe impl Adapter for Office {
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
-        self.says.set(self.says.get().checked_sub(1).expect("planned"));
+        self.says.fetch_update(Relaxed, Relaxed, |says| says.checked_sub(1)).expect("planned");
         self.side.clone()
     }
 

@@ -4,7 +4,7 @@ use crate::common::Event::Dropped;
 use crate::common::{Item, Office, Paper, Recorder, taken};
 use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use bridge_core::dlpack::{ManagedTensorBase, Origin, adopt, lend, wrap, wrap_as};
-use bridge_core::{Access, Device, DeviceKind, ErrorKind, Lease, Options, Ordering, Reuse, Strides, transfer};
+use bridge_core::{Access, Device, DeviceKind, ErrorKind, Lease, Options, Ordering, Strides, transfer};
 use std::sync::Arc;
 
 fn lease(recorder: &Arc<Recorder>, read_only: bool) -> Lease {
@@ -22,9 +22,7 @@ fn lease(recorder: &Arc<Recorder>, read_only: bool) -> Lease {
 }
 
 fn host(_: Device, _: usize) -> bridge_core::Result<Origin> {
-    let origin =
-        Origin { device: None, stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep: None, release: None };
-    Ok(origin)
+    Ok(Origin::host())
 }
 
 fn there_and_back<M: ManagedTensorBase>(keeps_flags: bool) {
@@ -83,7 +81,7 @@ fn the_caller_may_know_the_device_better() {
     drop(handover);
     let known = Device { kind: DeviceKind::CUDA_MANAGED, index: 1 };
     // SAFETY: as above.
-    let lent = unsafe { lend(managed, |said, address| Ok(Origin { device: Some(known), ..host(said, address)? })) };
+    let lent = unsafe { lend(managed, |said, address| Ok(host(said, address)?.on(known))) };
     assert_eq!(lent.expect("it is sound").device(), known);
 }
 
@@ -93,7 +91,7 @@ fn views_outside_the_allocation_are_refused_and_given_back() {
         let recorder = Arc::new(Recorder::default());
         let (managed, handover) = wrap(lease(&recorder, false));
         drop(handover);
-        let origin = |device, address| Ok(Origin { allocation: Some(allocation.clone()), ..host(device, address)? });
+        let origin = |device, address| Ok(host(device, address)?.within(Some(allocation.clone())));
         // SAFETY: as above.
         let lent = unsafe { lend(managed, origin) };
         assert_eq!(lent.is_ok(), fits, "{allocation:x?}");

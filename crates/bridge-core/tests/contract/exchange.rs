@@ -115,7 +115,7 @@ fn a_tensor_on_a_device_is_ordered_both_ways() {
     let recorder = Arc::new(Recorder::default());
     let managed = crossed(&recorder, Paper::new(&recorder.log)).into_managed();
     assert_eq!(taken(&recorder.log), [Ordered(OWNER, READER)]);
-    let origin = Origin { stream: Some(READER), reuse: Reuse::Unknown, ..Origin::host() };
+    let origin = Origin::new(Some(READER), Reuse::Unknown);
     let tensor = received(managed, origin);
     let dlpack = in_stream(GPU);
     let office = Office::new(Strides::Any);

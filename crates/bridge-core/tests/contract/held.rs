@@ -30,7 +30,7 @@ fn items(count: usize, log: &Log) -> Vec<(Item, Item)> {
 }
 
 fn pairs<'a>(from: &'a Office, to: &'a Office, items: &'a [(Item, Item)]) -> Vec<Pair<'a, Item, Item>> {
-    items.iter().map(|(tensor, out)| Pair { from, tensor, to, out, dtype: None }).collect()
+    items.iter().map(|(tensor, out)| Pair::new(from, tensor, to, out)).collect()
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn a_pair_that_has_changed_is_told() {
         ] {
             let pair = &items[3];
             let now = (source.as_ref().unwrap_or(&pair.0), out.as_ref().unwrap_or(&pair.1));
-            let pair = Pair { from: &from, tensor: now.0, to: &to, out: now.1, dtype: None };
+            let pair = Pair::new(&from, now.0, &to, now.1);
             let misfit = prepared.check(3, pair, &ordering).unwrap_err();
             assert_eq!((misfit.index, misfit.error.kind()), (3, ErrorKind::Layout));
             assert!(misfit.error.to_string().contains(text), "{}", misfit.error);

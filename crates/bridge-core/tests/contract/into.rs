@@ -7,6 +7,7 @@ use bridge_core::{
     Strides, Views, copy_into, transfer,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 const TARGET: usize = 0x40000;
@@ -65,7 +66,7 @@ fn a_consumer_that_panics_returns_no_memory_under_the_copy() {
     for says in 0..4 {
         let mut scene = Scene::new();
         scene.target = Paper { log: scene.log.clone(), reuse: Reuse::Unknown, ..scene.target };
-        scene.to.says.set(says);
+        scene.to.says.store(says, Relaxed);
         let log = scene.log.clone();
         let copied = catch_unwind(AssertUnwindSafe(|| scene.copy()));
         let events = copied.map_or_else(|_| taken(&log), |(_, events)| events);
@@ -254,7 +255,7 @@ fn copy_all_to(
     let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
     let mut pairs: Vec<Pair<'_, Item, Item>> = Vec::new();
     for (tensor, out) in &items {
-        pairs.push(Pair { from: &from, tensor, to: &to, out, dtype: None });
+        pairs.push(Pair::new(&from, tensor, &to, out));
     }
     let copied = bridge_core::copy_all(&pairs, &ordering).map(drop);
     assert!(from.side.views.is_empty() && to.side.views.is_empty());
@@ -314,8 +315,7 @@ fn a_target_that_must_not_change_is_named_and_keeps_all_from_being_written() {
     let items: Vec<_> = papers(6, &log).into_iter().map(|(from, to)| (Item::Own(from), Item::Own(to))).collect();
     let owners = [&one, &one, &other, &one, &fixed, &fixed];
     let each = items.iter().zip(owners);
-    let pairs: Vec<Pair<'_, Item, Item>> =
-        each.map(|((tensor, out), to)| Pair { from: &from, tensor, to, out, dtype: None }).collect();
+    let pairs: Vec<Pair<'_, Item, Item>> = each.map(|((tensor, out), to)| Pair::new(&from, tensor, to, out)).collect();
     let ordering: Arc<dyn Ordering> =
         Arc::new(Recorder { log: log.clone(), copies: Some(Copied::Well), ..Recorder::default() });
     let misfit = bridge_core::copy_all(&pairs, &ordering).map(drop).unwrap_err();

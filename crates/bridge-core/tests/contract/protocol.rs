@@ -44,7 +44,7 @@ fn the_reader_waits_for_the_owner_and_the_owner_for_every_reader() {
     let setup = Setup::new();
     let lease = setup.cross(setup.paper());
     assert_eq!(setup.events(), [Ordered(OWNER, READER)]);
-    assert_eq!(setup.to.side.views.used(GPU, 0x1004, OTHER, || None), 1);
+    assert_eq!(setup.to.side.used(0x1004, OTHER, || None), 1);
     // SAFETY: no driver sees this stream.
     *setup.to.side.current.lock().unwrap() = Some(unsafe { Stream::from_handle(0xd0) });
     drop(lease);
@@ -61,7 +61,7 @@ fn memory_that_other_streams_may_use_waits_for_all_work_of_the_device() {
         let mut setup = Setup::new();
         Arc::get_mut(&mut setup.to.side).expect("it is not shared yet").elsewhere = true;
         let lease = setup.cross(Paper { reuse, ..setup.paper() });
-        setup.to.side.views.used(GPU, 0x1004, OTHER, || None);
+        setup.to.side.used(0x1004, OTHER, || None);
         setup.events();
         drop(lease);
         // What is known is ordered in the streams as well, so that the owner sees what those readers wrote.
@@ -90,12 +90,14 @@ struct Untelling(Arc<Recorder>);
 
 // SAFETY: as the recorder.
 unsafe impl Ordering for Untelling {
-    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
-        self.0.order(device, earlier, later)
+    unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.order(device, earlier, later) }
     }
 
-    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.0.retire(device, stream, buffer);
+    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.retire(device, stream, buffer) };
     }
 }
 
@@ -205,7 +207,7 @@ fn a_lease_says_what_it_is_of_and_its_views_end_with_its_bytes() {
     assert_eq!((lease.dtype(), lease.device(), lease.access()), (DType::FLOAT32, GPU, Access::ReadOnly));
     assert_eq!(lease.layout().shape(), [2, 3]);
     assert!(format!("{lease:?}").starts_with("Lease("));
-    let used = |address| setup.to.side.views.used(GPU, address, OTHER, || None);
+    let used = |address| setup.to.side.used(address, OTHER, || None);
     assert_eq!([0xfff, 0x1000, 0x1017, 0x1018].map(used), [0, 1, 1, 0]);
 }
 
@@ -222,7 +224,7 @@ fn each_reader_is_waited_for_once() {
     let setup = Setup::new();
     let lease = setup.cross(setup.paper());
     for stream in [READER, OTHER, OTHER, OWNER] {
-        setup.to.side.views.used(GPU, 0x1000, stream, || None);
+        setup.to.side.used(0x1000, stream, || None);
     }
     setup.events();
     drop(lease);
@@ -332,10 +334,10 @@ fn the_streams_of_a_view_are_kept_alive_until_it_is_gone() {
     let lease = setup.cross(setup.paper());
     let kept: Arc<()> = Arc::default();
     let keep = kept.clone();
-    assert_eq!(setup.to.side.views.used(GPU, 0x1000, OTHER, || Some(keep.clone())), 1);
+    assert_eq!(setup.to.side.used(0x1000, OTHER, || Some(keep.clone())), 1);
     drop(keep);
     assert_eq!(Arc::strong_count(&kept), 2);
     drop(lease);
     assert_eq!(Arc::strong_count(&kept), 1);
-    assert_eq!(setup.to.side.views.used(GPU, 0x1000, OTHER, || unreachable!("there is no view")), 0);
+    assert_eq!(setup.to.side.used(0x1000, OTHER, || unreachable!("there is no view")), 0);
 }

@@ -259,7 +259,7 @@ fn run<M: Abi>(fields: &Fields<'_>) {
 
     let mut can_be_read = false;
     consumed::<M>(fields, start, |raw, stated, _| {
-        let within = |_: Device, _: usize| Ok(Origin { allocation: Some(bytes.clone()), ..Origin::host() });
+        let within = |_: Device, _: usize| Ok(Origin::host().within(Some(bytes.clone())));
         // SAFETY: as above.
         let lent = unsafe { adopt(raw).and_then(|managed| lend(managed, within)) };
         let is_inside = |hull: Range<i128>| hull.start >= bytes.start as i128 && hull.end <= bytes.end as i128;

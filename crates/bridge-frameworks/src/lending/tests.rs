@@ -37,16 +37,16 @@ impl Recorder {
 
 // SAFETY: there is no device, and no test touches the memory.
 unsafe impl Ordering for Recorder {
-    fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
+    unsafe fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
         self.note(Ordered(earlier, later));
         Ok(())
     }
 
-    fn retire(&self, _: Device, _: Stream, _: Box<dyn DeviceBuffer>) {
+    unsafe fn retire(&self, _: Device, _: Stream, _: Box<dyn DeviceBuffer>) {
         self.note(Retired);
     }
 
-    fn retire_after_all(&self, _: Device, _: Stream, _: Box<dyn DeviceBuffer>) {
+    unsafe fn retire_after_all(&self, _: Device, _: Stream, _: Box<dyn DeviceBuffer>) {
         self.note(RetiredAfterAll);
     }
 }
@@ -115,11 +115,12 @@ impl Scene {
         let layout = Layout::new(DType::FLOAT32, &[4], None, 0).unwrap();
         // SAFETY: nothing touches the memory.
         let managed = unsafe { describe(DType::FLOAT32, &layout, device, data, false, Arc::new(())) };
-        let origin = Origin { stream, reuse: Reuse::Unknown, ..Origin::host() };
+        let origin = Origin::new(stream, Reuse::Unknown);
         // SAFETY: as above.
         let tensor = unsafe { Tensor::new(managed, |_, _| Ok(origin)) }.unwrap();
         let ordering: Arc<dyn Ordering> = recorder.clone();
-        let named = named.map(|stream| Named { stream, keep: None });
+        // SAFETY: no driver sees this stream.
+        let named = named.map(|stream| unsafe { Named::new(stream, None) });
         let borrower = Borrower::of_no_driver(framework.clone(), named);
         let to = Lends(Arc::new(borrower), Arc::clone(&ordering));
         // SAFETY: no driver sees the stream.
@@ -198,7 +199,8 @@ fn a_recorded_stream_is_waited_for_by_name() {
     let mut scene = Scene::new(GPU, Some(NAMED));
     scene.events();
     let (device, address) = scene.loan().locate().unwrap().unwrap();
-    assert_eq!(READER.views().used(device, address, OTHER, || None), 1);
+    // SAFETY: no driver sees this stream.
+    assert_eq!(unsafe { READER.views().used(device, address, OTHER, || None) }, 1);
     assert_eq!(scene.end(), [Ordered(NAMED, OWNER), Ordered(OTHER, OWNER), Retired]);
 }
 

@@ -156,8 +156,8 @@ impl Fences {
         let (_, value) = self.devices.entry(number).or_insert((*at, 0));
         *value += 1;
         let (word, value) = (2 * number + self.role.word(), *value);
-        // SAFETY: the page is registered, and `drop` keeps it until the work now in the stream has run. The host uses
-        // its words atomically.
+        // SAFETY: the page is registered, and `drop` keeps it until the work now in the stream has run, which lives as long
+        // as the process. The host uses its words atomically.
         unsafe { self.tools.words.write(at.device, at.stream, self.page.address(word), value) }?;
         Ok(Point::Word { device: at.uuid, word, value })
     }
@@ -212,7 +212,8 @@ impl Drop for Fences {
     fn drop(&mut self) {
         for (At { device, stream, .. }, _) in self.devices.values() {
             let keeps = Retired { device: *device, then: Then::Drop(Arc::clone(&self.page) as _) };
-            self.tools.ordering.retire(*device, *stream, Box::new(keeps));
+            // SAFETY: the streams of this end live as long as the process.
+            unsafe { self.tools.ordering.retire(*device, *stream, Box::new(keeps)) };
         }
     }
 }
@@ -292,11 +293,11 @@ mod tests {
 
     // SAFETY: it orders nothing, and no stream has work.
     unsafe impl Ordering for Retires {
-        fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
+        unsafe fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
             Ok(())
         }
 
-        fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        unsafe fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
             got(&self.0.retired).push((stream, buffer));
         }
     }

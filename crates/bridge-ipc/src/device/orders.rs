@@ -39,7 +39,9 @@ pub(crate) fn stream(device: Device, role: Role) -> Result<Stream> {
 
 /// Makes the stream for what is shared wait for the work that is now in another one.
 pub(crate) fn lend_after(device: Device, stream: Stream) -> Result<()> {
-    ordering().order(device, stream, lane(device, Role::Lends)?.stream)
+    let lane = lane(device, Role::Lends)?;
+    // SAFETY: the streams of this crate are alive, as the module `device` says.
+    unsafe { ordering().order(device, stream, lane.stream) }
 }
 
 /// How the two ends of a connection order their work. The exporter chooses it at the first ticket that it opens for
@@ -85,7 +87,9 @@ impl Orders {
         devices.sort_unstable_by_key(|device| device.index);
         devices.dedup();
         for (device, stream) in streams {
-            ordering().order(*device, *stream, lane(*device, self.role)?.stream)?;
+            let lane = lane(*device, self.role)?;
+            // SAFETY: the exporter holds the tensors whose streams these are; the lane lives as long as the process.
+            unsafe { ordering().order(*device, *stream, lane.stream) }?;
         }
         devices.into_iter().map(|device| self.point(device)).collect()
     }
@@ -171,7 +175,8 @@ fn event(at: &At, role: Role) -> Result<Event> {
 /// Records the event of a stream after all work now in it. Returns its handle.
 fn record(at: &At, role: Role) -> Result<Hex<64>> {
     let (event, handle) = event(at, role)?;
-    sharing()?.record(at.device, &event, at.stream)?;
+    // SAFETY: the stream of this end lives as long as the process.
+    unsafe { sharing()?.record(at.device, &event, at.stream) }?;
     Ok(handle)
 }
 
@@ -196,5 +201,6 @@ fn wait_for_event(handle: &Hex<64>, at: &At) -> Result<()> {
             }
         }
     };
-    driver.wait(at.device, at.stream, &event)
+    // SAFETY: as in `record`.
+    unsafe { driver.wait(at.device, at.stream, &event) }
 }

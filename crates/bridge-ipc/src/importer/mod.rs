@@ -225,7 +225,11 @@ pub struct Opened {
 impl Opened {
     /// Keeps the tensors until the work that is now in these streams has run, and drops them then, on any thread. So the
     /// process that shares them gets them back when this one has read them, and its device waits for no work of this one.
-    pub fn keep_for(self, streams: &[(Device, Stream)]) {
+    ///
+    /// # Safety
+    ///
+    /// Each stream belongs to the device beside it, and is a default stream or has not been destroyed.
+    pub unsafe fn keep_for(self, streams: &[(Device, Stream)]) {
         device::drop_after(streams, Arc::new(self.tensors));
     }
 }

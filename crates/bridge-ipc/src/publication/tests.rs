@@ -105,6 +105,16 @@ fn a_displaced_version_frees_its_slot_and_a_draft_that_is_dropped_too() {
 }
 
 #[test]
+fn a_draft_of_another_publication_is_refused() {
+    let (_folder, _names, _ends, publication) = published(2).unwrap();
+    let (_other_folder, _other_names, _other_ends, other) = published(2).unwrap();
+    let draft = other.draft(Duration::ZERO).unwrap();
+    assert_eq!(publication.announce(draft, None).unwrap_err().kind(), ErrorKind::Argument);
+    eventually_free(&other, 2);
+    eventually_free(&publication, 2);
+}
+
+#[test]
 fn a_version_has_the_elements_and_the_tree_that_it_was_announced_with() {
     let start = |tensor: &IpcTensor| std::ptr::with_exposed_provenance_mut::<u8>(tensor.data());
     // SAFETY: the tensor is compact, and no other thread uses it.

@@ -126,8 +126,8 @@ impl Drop for Child {
 fn other_process() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let users = std::env::var(USERS).unwrap_or_default();
-    let users = users.split(',').filter_map(|user| user.parse().ok()).collect();
-    let settings = Settings { folder: Some(folder.into()), users, ..Settings::default() };
+    let users = users.split(',').filter_map(|user| user.parse().ok()).collect::<Vec<_>>();
+    let settings = Settings::default().with_folder(folder).with_users(users);
     let exporter = Exporter::new(settings).unwrap();
     let mut tensors: Vec<Option<IpcTensor>> = Vec::new();
     let mut client = None;
@@ -176,7 +176,7 @@ fn obey(
         }
         // Accepts a user, in both directions.
         "accept" => {
-            process::configure(Settings { users: vec![number as u32], ..Settings::default() })?;
+            process::configure(Settings::default().with_users(vec![number as u32]))?;
             Ok("accepted".into())
         }
         "connect" => {

@@ -338,7 +338,7 @@ fn a_parcel_of_many_tensors_takes_one_piece_of_memory() {
 #[test]
 fn limits_are_errors() {
     let folder = Folder::new();
-    let limits = Limits { shares: 2, leases: 2, bytes: 1 << 10, ..Limits::default() };
+    let limits = Limits::default().with_shares(2).with_leases(2).with_bytes(1 << 10);
     let exporter = folder.exporter(limits);
     let kind = |bytes: usize| share(&exporter, vec![0; bytes], Writing::Private, LONG).err().map(|error| error.kind());
     assert_eq!(kind(2 << 10), Some(ErrorKind::Busy));

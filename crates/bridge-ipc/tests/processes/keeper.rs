@@ -20,7 +20,7 @@ impl Keeper {
     fn new(bytes: usize) -> Self {
         let folder = Folder::new();
         std::fs::create_dir(folder.path()).unwrap();
-        let mut keeper = Self { folder, names: None, limits: Limits { bytes, ..Limits::default() } };
+        let mut keeper = Self { folder, names: None, limits: Limits::default().with_bytes(bytes) };
         keeper.start();
         keeper
     }
@@ -32,7 +32,7 @@ impl Keeper {
     /// Ends the keeper, if there is one, and starts another at its path.
     fn start(&mut self) {
         self.names = None;
-        let settings = Settings { limits: self.limits, ..Settings::default() };
+        let settings = Settings::default().with_limits(self.limits);
         self.names = Some(Names::keep(&self.path(), settings).unwrap());
     }
 

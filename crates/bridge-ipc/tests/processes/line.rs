@@ -357,7 +357,7 @@ fn forks_wait_for_no_thread_of_their_parent() {
                     // SAFETY: it ends a child that waits.
                     unsafe { libc::alarm(PATIENCE.as_secs() as u32) };
                     let is_refused = shares_and_opens(&exporter).is_err_and(|error| error.kind() == ErrorKind::Gone);
-                    let own = Settings { folder: Some(folder.path().into()), ..Settings::default() };
+                    let own = Settings::default().with_folder(folder.path());
                     let is_good = Exporter::new(own).and_then(|own| shares_and_opens(&own)).is_ok_and(|good| good);
                     // SAFETY: it ends the child at once.
                     unsafe { libc::_exit(2 * i32::from(!is_refused) + i32::from(!is_good)) };

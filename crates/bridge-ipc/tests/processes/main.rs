@@ -47,7 +47,7 @@ impl Folder {
     }
 
     fn exporter(&self, limits: Limits) -> Exporter {
-        Exporter::new(Settings { folder: Some(self.0.clone()), limits, ..Settings::default() }).unwrap()
+        Exporter::new(Settings::default().with_folder(self.0.clone()).with_limits(limits)).unwrap()
     }
 
     fn path(&self) -> &Path {

@@ -267,7 +267,7 @@ fn what_is_displaced_is_not_shared_any_more() {
 fn what_is_refused_is_not_shared_any_more() {
     let folder = Folder::new();
     std::fs::create_dir(folder.path()).unwrap();
-    let settings = Settings { limits: Limits { shares: 1, ..Limits::default() }, ..Settings::default() };
+    let settings = Settings::default().with_limits(Limits::default().with_shares(1));
     let names = Names::serve(&folder.path().join("names"), settings).unwrap();
     let sharing = Folder::new();
     let exporter = Arc::new(sharing.exporter(Limits::default()));

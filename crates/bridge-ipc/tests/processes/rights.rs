@@ -11,7 +11,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 fn denied(folder: &Path, users: Vec<u32>) -> String {
-    let settings = Settings { folder: Some(folder.into()), users, ..Settings::default() };
+    let settings = Settings::default().with_folder(folder).with_users(users);
     let error = Exporter::new(settings).expect_err("the folder is refused");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     error.to_string()
@@ -29,16 +29,14 @@ fn a_folder_with_another_mode_than_it_needs_is_refused() {
     assert!(denied(folder.path(), vec![]).contains("lets other users in"));
     with_mode(folder.path(), 0o700);
     assert!(denied(folder.path(), vec![2]).contains("does not let the other users in"));
-    drop(
-        Exporter::new(Settings { folder: Some(folder.path().into()), users: vec![0], ..Settings::default() }).unwrap(),
-    );
+    drop(Exporter::new(Settings::default().with_folder(folder.path()).with_users(vec![0])).unwrap());
     drop(folder.exporter(Limits::default()));
 }
 
 #[test]
 fn a_folder_that_is_made_lets_the_users_in() {
     let folder = Folder::new();
-    let settings = Settings { folder: Some(folder.path().into()), users: vec![2], ..Settings::default() };
+    let settings = Settings::default().with_folder(folder.path()).with_users(vec![2]);
     drop(Exporter::new(settings).unwrap());
     assert_eq!(std::fs::metadata(folder.path()).unwrap().mode() & 0o777, 0o711);
 }
@@ -100,7 +98,7 @@ fn the_exporter_of_a_process_is_configured_before_it_is_made() {
         return;
     }
     let folder = Folder::new();
-    let configure = || process::configure(Settings { folder: Some(folder.path().into()), ..Settings::default() });
+    let configure = || process::configure(Settings::default().with_folder(folder.path()));
     configure().unwrap();
     assert!(process::exporter_if_any().is_none());
     let exporter = process::exporter().unwrap();
@@ -119,7 +117,7 @@ fn a_sweep_spares_a_socket_in_the_making() {
     let folder = Folder::new();
     drop(folder.exporter(Limits::default()));
     let shares = || {
-        let settings = Settings { folder: Some(folder.path().into()), ..Settings::default() };
+        let settings = Settings::default().with_folder(folder.path());
         let exporter = Exporter::new(settings)?;
         open(&share(&exporter, vec![1], Writing::Private, LONG)?).map(drop)
     };
@@ -236,7 +234,7 @@ fn a_socket_lets_in_whom_the_settings_name() {
     let folder = Folder::new();
     for (users, mode) in [(vec![], 0o600), (vec![0, 2], 0o666)] {
         let path = folder.path().join(users.len().to_string());
-        let settings = Settings { folder: Some(path), users, ..Settings::default() };
+        let settings = Settings::default().with_folder(path).with_users(users);
         std::fs::create_dir_all(folder.path()).unwrap();
         let exporter = Exporter::new(settings).unwrap();
         let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();

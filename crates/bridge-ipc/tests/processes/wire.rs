@@ -106,7 +106,7 @@ fn a_forged_ticket_opens_nothing() {
 #[test]
 fn crowds_are_refused_within_a_second() {
     let folder = Folder::new();
-    let exporter = folder.exporter(Limits { connections: 16, ..Limits::default() });
+    let exporter = folder.exporter(Limits::default().with_connections(16));
     let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
     let token = ticket.text().split("\"token\":\"").nth(1).unwrap()[..32].to_string();
     let opens = frame(&format!(r#"{{"do":"open","share":1,"token":"{token}"}}"#));
@@ -142,7 +142,7 @@ fn crowds_are_refused_within_a_second() {
 #[test]
 fn silent_connections_make_room() {
     let folder = Folder::new();
-    let exporter = folder.exporter(Limits { connections: 4, ..Limits::default() });
+    let exporter = folder.exporter(Limits::default().with_connections(4));
     let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
     let silent: Vec<_> = (0..2).map(|_| UnixStream::connect(ticket.socket()).unwrap()).collect();
     wait_for(&exporter, |books| books.connections == silent.len());

@@ -63,7 +63,7 @@ unsafe impl Adapter for Framework {
         let start = source.memory.as_ptr().expose_provenance();
         let bytes = start..start + source.memory.len() * 4;
         let (device, access, stream) = (source.device, source.access, source.stream);
-        let allocation = Allocation { bytes, device, access, stream, reuse: Reuse::InStreamOrder };
+        let allocation = Allocation::new(bytes, device, access, stream, Reuse::InStreamOrder);
         // SAFETY: the vector owns the bytes, and nothing else uses them meanwhile.
         let memory = unsafe { Memory::new(allocation, source.memory.clone()) };
         Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &source.shape, None, 0)?, memory)
@@ -342,16 +342,16 @@ impl Recorder {
 
 // SAFETY: there is no device, and nothing runs.
 unsafe impl Ordering for Recorder {
-    fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
+    unsafe fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
         self.note(format!("{} after {}", later.handle(), earlier.handle()));
         Ok(())
     }
 
-    fn retire(&self, _: Device, stream: Stream, _: Box<dyn DeviceBuffer>) {
+    unsafe fn retire(&self, _: Device, stream: Stream, _: Box<dyn DeviceBuffer>) {
         self.note(format!("retired in {}", stream.handle()));
     }
 
-    fn synchronize(&self, _: Device, stream: Stream) -> Result<()> {
+    unsafe fn synchronize(&self, _: Device, stream: Stream) -> Result<()> {
         self.note(format!("host after {}", stream.handle()));
         Ok(())
     }

@@ -86,7 +86,7 @@ pub(crate) fn exported<T: Owned>(from: &dyn Adapter<Tensor = T>, tensor: &T, len
     let buffer = lent.buffer();
     let bytes = buffer.address()..buffer.address() + buffer.len();
     let (device, stream) = (buffer.device(), buffer.stream());
-    let memory = Allocation { bytes, device, access: buffer.access(), stream, reuse: buffer.reuse() };
+    let memory = Allocation::new(bytes, device, buffer.access(), stream, buffer.reuse());
     let consumer = from.consumer();
     let keep = stream.and_then(|stream| consumer.keep(device, stream));
     if let Some(stream) = stream {
@@ -173,10 +173,11 @@ fn overwrite(hold: (Hold, Option<Keep>), bytes: Range<usize>, device: Device, st
             let filled = unsafe { link.poison(device, bytes.start, bytes.len(), stream) };
             if filled.is_ok() && reuse == Reuse::Unknown {
                 let access = Access::ReadWrite;
-                let allocation = Allocation { bytes, device, access, stream: Some(stream), reuse };
+                let allocation = Allocation::new(bytes, device, access, Some(stream), reuse);
                 // SAFETY: the hold keeps the memory, on this device, and may be dropped on any thread.
                 let memory = unsafe { Memory::new(allocation, hold) };
-                ordering().retire(device, stream, Box::new(memory));
+                // SAFETY: the memory keeps its stream, beside the hold.
+                unsafe { ordering().retire(device, stream, Box::new(memory)) };
             }
         }
         _ => (),

@@ -77,7 +77,7 @@ impl Seen {
         let reuse = if stream.is_some() { Reuse::Unknown } else { Reuse::InStreamOrder };
         // SAFETY: the handle keeps the memory, dtype and device are what TensorFlow reports, and TensorFlow works on it
         // in the one stream of the device.
-        let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
+        let memory = unsafe { Memory::new(Allocation::new(bytes, device, access, stream, reuse), owner) };
         Lent::new(dtype, layout, memory)
     }
 }

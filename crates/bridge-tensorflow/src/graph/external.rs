@@ -236,7 +236,7 @@ impl External {
         let layout = Layout::new(value.dtype, &value.shape, None, 0)?;
         let reuse = if value.stream.is_none() { Reuse::InStreamOrder } else { Reuse::Unknown };
         let (bytes, device) = (value.bytes.clone(), value.device);
-        let allocation = Allocation { bytes, device, access: self.access(), stream: value.stream, reuse };
+        let allocation = Allocation::new(bytes, device, self.access(), value.stream, reuse);
         // SAFETY: the value keeps its memory. The kernel that fetched it has seen its device and the stream in which it
         // was written; for a fed tensor, the lease states them.
         let memory = unsafe { Memory::new(allocation, value.clone()) };

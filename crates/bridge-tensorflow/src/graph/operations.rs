@@ -160,7 +160,8 @@ fn input(call: &Call, stream: Option<Stream>) -> Result<()> {
 /// for the legacy stream.
 fn stands_for(runtime: &Runtime, fed: &Value, stream: Option<Stream>) -> Result<bool> {
     let (Some(Stream::LEGACY), Some(stream)) = (fed.stream, stream) else { return Ok(false) };
-    let stands = bridge_cuda::works_after_legacy(fed.device, stream)?;
+    // SAFETY: TensorFlow computes in the stream, and destroys none.
+    let stands = unsafe { bridge_cuda::works_after_legacy(fed.device, stream) }?;
     if stands {
         runtime.consumer.gpus.record_unnamed(fed.device, stream);
     }

@@ -33,7 +33,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &Tensor) -> Result<Lent> {
     }
     let (stream, reuse) = origin(runtime, tensor, device)?;
     let bytes = layout.hull(data, None)?;
-    let allocation = Allocation { bytes, device, access: Access::ReadWrite, stream, reuse };
+    let allocation = Allocation::new(bytes, device, Access::ReadWrite, stream, reuse);
     let pending = pending(tensor).map_err(raised)?.filter(|_| !is_planted("tch_pending_dropped"));
     let kept = if device == Device::CPU { runtime.allocator.keep(tensor) } else { None };
     let hold = match kept {

@@ -3,7 +3,7 @@
 use super::libtorch::{Libtorch, handle};
 use crate::library::{MemoryOffsets, SEARCHED, WORD, library_of, word};
 use crate::memory::{Kept, Memory};
-use crate::record::{RecordStream, StreamByValue};
+use crate::record::RecordStream;
 use ::tch::{Kind, Tensor};
 use bridge_core::{Device, Stream};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -43,14 +43,14 @@ impl Allocator {
     /// nothing, for memory of another owner, or where the owner is unknown.
     pub(crate) fn record_stream(&self, tensor: &Tensor, device: Device, stream: Stream) -> bool {
         let (Some(offsets), Some(record)) = (self.offsets, &self.record) else { return false };
-        let Some(by_value) = StreamByValue::of(device, stream) else { return false };
-        let settled = self.owns(offsets.deleter_of(tensor)) && record.takes(by_value);
-        if settled {
-            // SAFETY: the tensor is alive, and the layout of a stream was compared. The function throws only for memory
-            // of other allocators.
-            unsafe { (record.record)(handle(tensor), by_value) };
+        if !self.owns(offsets.deleter_of(tensor)) {
+            return false;
         }
-        settled
+        let Some(by_value) = record.lasting(device, stream) else { return false };
+        // SAFETY: the tensor is alive, and the layout of a stream was compared. The function throws only for memory of
+        // other allocators.
+        unsafe { (record.record)(handle(tensor), by_value) };
+        true
     }
 
     /// Keeps the memory of a tensor on the host; `None` where a hold on its storage has to do.

@@ -331,7 +331,7 @@ fn every_failure_is_an_error_and_the_next_tree_arrives() {
 #[test]
 fn an_error_of_a_launch_names_the_piece_among_all() {
     unsafe fn third(_: &[Piece<'_>], _: Stream) -> Result<(), Failed> {
-        Err(Failed { index: 2, error: Error::new(ErrorKind::CopyNeeded, "planned") })
+        Err(Failed::new(2, Error::new(ErrorKind::CopyNeeded, "planned")))
     }
     for way in ALL {
         let (_one, sim, pool) = device();

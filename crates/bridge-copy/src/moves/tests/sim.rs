@@ -151,7 +151,7 @@ impl Link for Sim {
         Ok(own(device, number).1)
     }
 
-    fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
+    unsafe fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
         let mut state = self.call()?;
         state.made += 1;
         let (number, end) = (state.made, state.ends.get(&(device, stream)).cloned().unwrap_or_default());
@@ -189,7 +189,7 @@ impl Link for Sim {
         Ok(())
     }
 
-    fn is_captured(&self, _: Device, _: Stream) -> Result<bool> {
+    unsafe fn is_captured(&self, _: Device, _: Stream) -> Result<bool> {
         Ok(self.call()?.captured)
     }
 
@@ -206,7 +206,7 @@ impl Link for Sim {
         Ok(())
     }
 
-    fn allocate(&self, device: Device, nbytes: usize, stream: Stream) -> Result<usize> {
+    unsafe fn allocate(&self, device: Device, nbytes: usize, stream: Stream) -> Result<usize> {
         let mut state = self.call()?;
         state.blocks += 1;
         let address = Self::allocate_bytes(&mut state, nbytes);

@@ -24,7 +24,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
     let stream = runtime.consumer.current_stream(device)?;
     // `InStreamOrder` only with evidence, for this block, that the allocator reuses it after that stream.
     let reuse = Reuse::Unknown;
-    let allocation = Allocation { bytes, device, access, stream, reuse };
+    let allocation = Allocation::new(bytes, device, access, stream, reuse);
 //% end
 //% if host
     debug_assert_eq!(device, Device::CPU);

@@ -11,8 +11,9 @@ use pyo3::Python;
 
 /// Returns a tensor over the memory of a lease. The framework drops the lease with the last view, on any thread.
 pub(crate) fn wrap<'py>(_py: Python<'py>, _runtime: &Runtime, _lease: Lease) -> Result<PyTensor<'py>> {
-    // By DLPack: `lease.into_managed()` in a capsule. Otherwise `LeaseOwner::new(lease)` is an object of Python that
-    // keeps the lease, for frameworks whose tensors keep an owner.
+    // By DLPack: `bridge_core::dlpack::wrap(lease)` makes a managed tensor, and `bridge_pyo3::capsule` a capsule of it.
+    // Where the framework's import fails, `Handover::reclaim` drops the lease. A framework whose tensors keep an owner
+    // takes `LeaseOwner::new(lease)`, an object of Python that keeps the lease.
     Err(unwritten("import.rs, wrap", "a tensor over the memory of a lease, which it keeps"))
 }
 //% if writes

@@ -88,7 +88,7 @@ unsafe impl Adapter for MadeUp {
 //% if cuda
         let stream = self.consumer.current_stream(device)?;
         // `InStreamOrder` only with evidence, for this block, that the allocator reuses it after that stream.
-        let allocation = Allocation { bytes, device, access, stream, reuse: Reuse::Unknown };
+        let allocation = Allocation::new(bytes, device, access, stream, Reuse::Unknown);
 //% end
 //% if host
         debug_assert_eq!(device, Device::CPU);
