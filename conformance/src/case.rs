@@ -113,6 +113,16 @@ pub enum Route {
     Beside,
     /// It is read in a stream that is destroyed before the view is dropped. An earlier stream had the same handle.
     Fresh,
+    /// The tensor is written and exported in a stream that is destroyed before the view is dropped.
+    Exported,
+    /// It is read in a recorded stream that is destroyed before the view is dropped.
+    Passing,
+    /// The tensor is written in one stream of a capture, and the view read in another one.
+    Forked,
+    /// It is last used in a capture, and dropped there.
+    Captured,
+    /// Another view is dropped during a capture that does not use it.
+    Meanwhile,
 }
 
 /// One step of the state machine of `life`. The numbers choose among the tensors that are alive, modulo their count.

@@ -1,8 +1,10 @@
 //! Runs properties over a pair: cases, shrinking, the column of the native way, reports.
 
 use crate::model::{self, Random};
-use crate::properties::{Outcome, PROPERTIES, Pair, Property, SUBJECT, hardly_tested, outstanding};
-use crate::{Case, Coverage, Failure, Native, PairReport, PropertyReport, Regression, Route, Sides, Subject, Verdict};
+use crate::properties::{Outcome, PROPERTIES, Pair, Property, SUBJECT, Tested, outstanding};
+use crate::{
+    Case, Coverage, Failure, Histogram, Native, PairReport, PropertyReport, Regression, Route, Sides, Subject, Verdict,
+};
 use bridge_core::{Error, ErrorKind};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config as ProptestConfig, RngAlgorithm, TestRng, TestRunner};
@@ -15,11 +17,12 @@ use std::time::{Duration, Instant};
 /// How much is run. The default: 1000 cases a pair, all properties, no native column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Cases of a pair, over all its properties.
+    /// Cases of a pair: each property has a fixed number of them, [`Property::cases`] where this is
+    /// [`WHOLE`](crate::WHOLE), and fewer or more in proportion.
     pub cases: u32,
     /// Seed of every case.
     pub seed: u64,
-    /// Time for a pair; every property runs at least one case.
+    /// Time for a pair, which cuts the cases that it does not suffice for; every property runs at least one.
     pub time_budget: Option<Duration>,
     /// The properties to run; `None`: all.
     pub properties: Option<Vec<String>>,
@@ -69,7 +72,8 @@ impl Config {
     /// Only [with a native way](Pair::with_native_way) can it be put beside the adapters ([`Config::native`]) and
     /// beside ours ([`Route::Beside`]).
     pub fn certify_pair<F, T>(&self, pair: &Pair<'_, F, T>, observer: &mut dyn Observer) -> PairReport {
-        Run { pair, sides: pair.sides(), config: self }.all(observer)
+        let until = self.time_budget.map(|time| Instant::now() + time);
+        Run { pair, sides: pair.sides(), config: self, until }.all(observer)
     }
 
     /// Returns the properties that fail, without shrinking: what planted faults are judged by.
@@ -104,6 +108,9 @@ const SHRINK_STEPS: u32 = 400;
 /// Time after which shrinking stops: a case that waits in vain for memory takes long, and the runner kills a worker
 /// that is silent for minutes.
 const SHRINK_TIME: Duration = Duration::from_secs(60);
+
+/// The same, where the time for the pair is over.
+const SHRINK_LEAST: Duration = Duration::from_secs(2);
 
 /// Leases are counted per process, so only one pair can be judged at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -170,10 +177,32 @@ fn stops(property: &Property, failure: &Failure) -> bool {
     property.name == SUBJECT || failure.is_last
 }
 
+/// What the cases of a property were, and how they ended.
+#[derive(Default)]
+struct Tally {
+    coverage: Coverage,
+    histogram: Histogram,
+    tested: Tested,
+}
+
+impl Tally {
+    fn count(&mut self, case: &Case, seen: Coverage) {
+        self.coverage.add(seen);
+        self.histogram.count(case, seen);
+        self.tested.count(case, seen);
+    }
+
+    fn into(self, report: PropertyReport) -> PropertyReport {
+        PropertyReport { coverage: self.coverage, histogram: self.histogram, ..report }
+    }
+}
+
 struct Run<'a, F, T> {
     pair: &'a Pair<'a, F, T>,
     sides: Sides,
     config: &'a Config,
+    /// When the time for the pair is over.
+    until: Option<Instant>,
 }
 
 impl<F, T> Run<'_, F, T> {
@@ -184,8 +213,9 @@ impl<F, T> Run<'_, F, T> {
         };
         let applies = |property: &&Property| (property.left_out)(&self.sides).is_none();
         let chosen: Vec<_> = PROPERTIES.iter().filter(chosen).collect();
-        let mut weights: u32 = chosen.iter().copied().filter(applies).map(|property| property.weight).sum();
-        let (mut cases, mut time) = (self.config.cases, self.config.time_budget);
+        let planned = |property: &Property| property.planned(self.config.cases, &self.sides);
+        let mut ahead: u32 = chosen.iter().copied().filter(applies).map(planned).sum();
+        let mut time = self.config.time_budget;
         let mut stopped = None;
         let mut report = PairReport {
             from: self.sides.from.name.clone(),
@@ -197,16 +227,15 @@ impl<F, T> Run<'_, F, T> {
             let result = match (property.left_out)(&self.sides).map(String::from).or_else(|| stopped.clone()) {
                 Some(reason) => outcome(property, 0, Verdict::NotApplicable, Some(reason), None),
                 None => {
-                    // The rest is shared among the remaining properties, so that rounding and early ends lose no case.
-                    let share = (u64::from(cases) * u64::from(property.weight)).div_ceil(u64::from(weights)) as u32;
-                    let slice = time.map(|time| time * property.weight / weights);
+                    let cases = planned(property);
+                    let slice = time.map(|time| time.mul_f64(f64::from(cases) / f64::from(ahead)));
                     let start = Instant::now();
                     let about = |known: &&Regression| known.is_about(&report, property.name);
                     let known =
                         self.config.regressions.iter().filter(about).filter(|known| self.sides.makes(&known.case));
-                    let (mut result, stops) = self.one(property, share.max(1), slice, known, observer);
+                    let (mut result, stops) = self.one(property, cases, slice, known, observer);
                     stopped = stops.then(|| format!("not judged, because `{}` failed", property.name));
-                    (cases, weights) = (cases - share.min(cases), weights - property.weight);
+                    ahead -= cases;
                     let took = start.elapsed();
                     result.millis = took.as_millis() as u64;
                     time = time.map(|time| time.saturating_sub(took));
@@ -231,41 +260,47 @@ impl<F, T> Run<'_, F, T> {
         let start = Instant::now();
         let mut native = None;
         let mut run = 0;
-        let mut coverage = Coverage::default();
-        let mut judged = |case: &Case| {
+        let mut tally = Tally::default();
+        let judged = |case: &Case, tally: &mut Tally| {
             // What shrinking and the frameworks' own way have converted does not count.
             self.pair.take_seen();
             let outcome = judge(self.pair, property, case);
-            coverage.add(self.pair.take_seen());
+            tally.count(case, self.pair.take_seen());
             outcome
         };
         for Regression { case, .. } in known {
             observer.started(property.name, REPLAYED, case);
             run += 1;
-            if let Err(failure) = judged(case) {
+            if let Err(failure) = judged(case, &mut tally) {
                 let reason = Some(format!("a kept case fails again: {failure}"));
                 let report = outcome(property, run, Verdict::Failed, reason, native);
-                let report = PropertyReport { counterexample: Some(case.clone()), coverage, ..report };
-                return (report, stops(property, &failure));
+                let report = PropertyReport { counterexample: Some(case.clone()), ..report };
+                return (tally.into(report), stops(property, &failure));
             }
         }
-        for index in 0..cases {
+        let mut cut = None;
+        for index in 0.. {
+            // A property that was hardly tested so far is tested further, so that no verdict is a matter of luck.
+            if index >= cases && !tally.tested.needs_more(property.name, &self.sides) {
+                break;
+            }
             if index > 0 && time.is_some_and(|time| start.elapsed() > time) {
+                cut = Some(format!("the time was over after {index} of {cases} cases")).filter(|_| index < cases);
                 break;
             }
             let tree = tree(property, &self.sides, self.config.seed, index);
             let case = tree.current();
             observer.started(property.name, index, &case);
             run += 1;
-            if let Err(failure) = judged(&case) {
+            if let Err(failure) = judged(&case, &mut tally) {
                 let stops = stops(property, &failure);
-                return (PropertyReport { coverage, ..self.failed(property, run, tree, failure, native) }, stops);
+                return (tally.into(self.failed(property, run, tree, failure, native)), stops);
             }
             self.beside(property, &case, &mut native);
         }
-        let few = hardly_tested(property.name, run, coverage, &self.sides);
+        let few = tally.tested.hardly(property.name, &self.sides);
         let verdict = if few.is_some() { Verdict::Failed } else { Verdict::Passed };
-        (PropertyReport { coverage, ..outcome(property, run, verdict, few, native) }, false)
+        (tally.into(outcome(property, run, verdict, few.or(cut), native)), false)
     }
 
     fn failed(
@@ -278,8 +313,10 @@ impl<F, T> Run<'_, F, T> {
     ) -> PropertyReport {
         let shrinks = self.config.shrinks && !failure.is_last;
         let (mut last, started) = (failure, Instant::now());
+        let left = self.until.map(|until| until.saturating_duration_since(started).max(SHRINK_LEAST));
+        let most = left.map_or(SHRINK_TIME, |left| left.min(SHRINK_TIME));
         let mut fails = |case: &Case| {
-            let judged = (started.elapsed() < SHRINK_TIME).then(|| judge(self.pair, property, case).err()).flatten();
+            let judged = (started.elapsed() < most).then(|| judge(self.pair, property, case).err()).flatten();
             judged.map(|failure| last = failure).is_some()
         };
         let case = if shrinks { shrink(tree, &mut fails) } else { tree.current() };

@@ -198,7 +198,7 @@ impl<T: Clone + Send, A: Adapter<Tensor = T>, H: HostTensors<Tensor = T>> Subjec
         Vec::new()
     }
 
-    fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    unsafe fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         body()
     }
 

@@ -57,9 +57,11 @@
 struct Readme;
 
 mod case;
+mod coverage;
 mod engine;
 pub mod expect;
 pub mod fault;
+mod histogram;
 mod host;
 mod lists;
 pub mod model;
@@ -87,13 +89,17 @@ pub mod rust;
 pub mod sim;
 mod strategy;
 mod subject;
+mod users;
 mod verdict;
 mod words;
 
 pub use case::{Calls, Case, End, Op, Picks, Pieces, Route, Side, Sides};
+pub use coverage::Coverage;
 pub use engine::{Config, Observer, REPLAYED, certify, replay, shrink, tree};
 pub use expect::{Expectation, Regression};
+pub use histogram::{Bar, Histogram};
 pub use host::{HostSubject, HostTensors};
-pub use properties::{Failure, PROPERTIES, Pair, Property, property};
-pub use subject::{Capabilities, Observed, Replay, Spec, Subject, Threads};
-pub use verdict::{Coverage, Native, PairReport, PropertyReport, Verdict};
+pub use properties::{Failure, PROPERTIES, Pair, Property, WHOLE, property};
+pub use subject::{Capabilities, Observed, Replay, Spec, Subject, Threads, Usage};
+pub use users::{Afterwards, Raised, Usual};
+pub use verdict::{Native, PairReport, PropertyReport, Verdict};

@@ -122,7 +122,7 @@ pub fn resolve(dtype: DType, pending: Option<Pending>, bytes: &mut [u8]) {
     }
 }
 
-/// Floating-point dtypes, with the bits of their exponents and of their fractions.
+/// Floating-point dtypes that are cast, with the bits of their exponents and of their fractions.
 const FLOATS: [(DType, u32, u32); 6] = [
     (DType::FLOAT16, 5, 10),
     (DType::BFLOAT16, 8, 7),
@@ -132,38 +132,132 @@ const FLOATS: [(DType, u32, u32); 6] = [
     (DType::FLOAT8_E5M2, 5, 2),
 ];
 
-/// Returns one finite element, cast to the nearest of another dtype, which has a finite one that is not smaller. Of two
-/// as near it is the one whose last bit is 0.
+/// A floating-point format: bits of one element, of its exponent and of its fraction.
+#[derive(Clone, Copy)]
+struct Format {
+    bits: u32,
+    exponent: u32,
+    fraction: u32,
+    /// Without its sign, the element after the largest finite one. It is infinity, or NaN where there is no infinity.
+    top: u64,
+}
+
+impl Format {
+    fn of(dtype: DType) -> Self {
+        let known = FLOATS.into_iter().find(|(known, ..)| *known == dtype);
+        let (_, exponent, fraction) = known.expect("floats alone are cast");
+        let all = (1u64 << exponent) - 1;
+        // It has no infinity: all exponents are those of numbers, and all bits together are NaN.
+        let top = if dtype == DType::FLOAT8_E4M3FN { 0x7f } else { all << fraction };
+        Self { bits: 1 + exponent + fraction, exponent, fraction, top }
+    }
+
+    fn sign(self) -> u64 {
+        1 << (self.bits - 1)
+    }
+
+    fn bias(self) -> i32 {
+        (1 << (self.exponent - 1)) - 1
+    }
+
+    fn has_infinity(self) -> bool {
+        self.top & ((1 << self.fraction) - 1) == 0
+    }
+
+    /// Whether an element is NaN.
+    fn is_nan(self, element: u64) -> bool {
+        let magnitude = element & !self.sign();
+        magnitude > self.top || (magnitude == self.top && !self.has_infinity())
+    }
+
+    /// The value of an element without its sign; of [`top`](Self::top) what would follow the largest finite one.
+    fn value(self, magnitude: u64) -> f64 {
+        let raw = (magnitude >> self.fraction) as i32;
+        let part = (magnitude & ((1 << self.fraction) - 1)) as f64 / (1u64 << self.fraction) as f64;
+        let bias = self.bias();
+        if raw == 0 { part * 2f64.powi(1 - bias) } else { (1.0 + part) * 2f64.powi(raw - bias) }
+    }
+}
+
+fn bits(element: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..element.len()].copy_from_slice(element);
+    u64::from_le_bytes(bytes)
+}
+
+/// Returns whether the element of a floating dtype is NaN. `false` for other dtypes.
+pub fn is_nan(dtype: DType, element: &[u8]) -> bool {
+    FLOATS.iter().any(|(known, ..)| *known == dtype) && Format::of(dtype).is_nan(bits(element))
+}
+
+/// Returns one element, cast to the nearest of another dtype; of two as near, the one whose last bit is 0. What is too
+/// large becomes infinite, or NaN where the dtype has no infinity. A float64 is rounded to float32 first, as PyTorch
+/// rounds it.
 ///
 /// # Panics
 ///
 /// For a dtype that is not cast.
 pub fn cast(from: DType, to: DType, element: &[u8]) -> Vec<u8> {
-    let format = |dtype| {
-        let (_, exponent, fraction) = FLOATS.into_iter().find(|(known, ..)| *known == dtype).expect("a float is cast");
-        (exponent, fraction)
-    };
-    let value = |(exponent, fraction): (u32, u32), bits: u64| {
-        let (raw, part) =
-            ((bits >> fraction) as i32, (bits & ((1 << fraction) - 1)) as f64 / (1u64 << fraction) as f64);
-        let bias = (1 << (exponent - 1)) - 1;
-        if raw == 0 { part * 2f64.powi(1 - bias) } else { (1.0 + part) * 2f64.powi(raw - bias) }
-    };
-    let mut bytes = [0; 8];
-    bytes[..element.len()].copy_from_slice(element);
-    let bits = u64::from_le_bytes(bytes);
-    let sign = 1 << (8 * element.len() - 1);
-    let exact = value(format(from), bits & !sign);
-    // Without their sign, elements are ordered as their bits are.
-    let (mut below, mut above) = (0, 1 << (8 * itemsize(to) - 1));
-    while above - below > 1 {
-        let middle = below + (above - below) / 2;
-        if value(format(to), middle) <= exact { below = middle } else { above = middle }
+    if from == DType::FLOAT64 && to != DType::FLOAT32 && to != from {
+        return cast(DType::FLOAT32, to, &cast(from, DType::FLOAT32, element));
     }
-    let (down, up) = (exact - value(format(to), below), value(format(to), above) - exact);
-    let nearest = if up < down || (up == down && below & 1 == 1) { above } else { below };
-    let signed = nearest | if bits & sign == 0 { 0 } else { 1 << (8 * itemsize(to) - 1) };
+    if from == to {
+        return element.to_vec();
+    }
+    let (source, target) = (Format::of(from), Format::of(to));
+    let element = bits(element);
+    let (sign, magnitude) = (element & source.sign(), element & !source.sign());
+    let nearest = if source.is_nan(element) {
+        target.top | 1
+    } else if source.has_infinity() && magnitude == source.top {
+        target.top
+    } else {
+        let exact = source.value(magnitude);
+        // Without their sign, elements are ordered as their bits are.
+        let (mut below, mut above) = (0, target.top);
+        while above - below > 1 {
+            let middle = below + (above - below) / 2;
+            if target.value(middle) <= exact { below = middle } else { above = middle }
+        }
+        let (down, up) = (exact - target.value(below), target.value(above) - exact);
+        if up < down || (up == down && below & 1 == 1) { above } else { below }
+    };
+    let signed = nearest | if sign == 0 { 0 } else { target.sign() };
     signed.to_le_bytes()[..itemsize(to)].to_vec()
+}
+
+/// Returns `count` elements of a floating dtype that casts treat differently: of every size that a narrower dtype has
+/// and beyond, on and beside the middle between two of its elements, subnormal, infinite, NaN and zero.
+///
+/// # Panics
+///
+/// For a dtype that is not cast.
+pub fn floats(dtype: DType, count: usize, random: &mut Random) -> Vec<u8> {
+    let format = Format::of(dtype);
+    let all = (1u64 << format.exponent) - 1;
+    let mut bytes = Vec::with_capacity(count * itemsize(dtype));
+    for _ in 0..count {
+        let fraction = random.bits() & ((1 << format.fraction) - 1);
+        let magnitude = match random.below(16) {
+            0 => 0,
+            1 => 1,
+            2 => format.top,
+            3 => format.top - 1,
+            4 => format.top | fraction,
+            5 => fraction,
+            6 => random.bits() & (format.sign() - 1),
+            number => {
+                let exponent = (format.bias() + random.below(40) as i32 - 20).clamp(0, all as i32) as u64;
+                // Few bits of the fraction: many of these are ties.
+                let kept =
+                    if number < 12 { random.below(format.fraction as usize + 1) as u32 } else { format.fraction };
+                exponent << format.fraction | fraction >> (format.fraction - kept) << (format.fraction - kept)
+            }
+        };
+        let signed = (magnitude & (format.sign() - 1)) | if random.below(2) == 0 { 0 } else { format.sign() };
+        bytes.extend_from_slice(&signed.to_le_bytes()[..itemsize(dtype)]);
+    }
+    bytes
 }
 
 /// Returns the elements of the view in row-major order, from its base buffer.

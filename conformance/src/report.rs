@@ -13,7 +13,7 @@ pub use baseline::Comparison;
 pub use github::GitHub;
 
 use crate::fault::FaultReport;
-use crate::{Case, Coverage, PairReport, PropertyReport, Verdict};
+use crate::{Case, Coverage, Histogram, PairReport, PropertyReport, Verdict, words};
 use history::History;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -91,6 +91,9 @@ pub struct Report {
     pub command: String,
     /// The pairs that ran.
     pub pairs: Vec<PairReport>,
+    /// Which cases were run, over all properties and pairs.
+    #[serde(default, skip_serializing_if = "Histogram::is_empty")]
+    pub histogram: Histogram,
     /// The planted faults.
     pub faults: Vec<FaultReport>,
     /// The adapters that did not run.
@@ -138,8 +141,15 @@ const COUNTS: &str = "Coverage counts, for each property, the cases in which at 
 const KNOWN: &str = "as in the baseline";
 
 impl Report {
-    /// Counts what is in the report.
+    /// Counts what is in the report. The histograms of the properties become one of the run.
     pub fn sum_up(&mut self) {
+        for pair in &mut self.pairs {
+            let mut all = Histogram::default();
+            for property in &mut pair.properties {
+                all.add_property(&std::mem::take(&mut property.histogram));
+            }
+            self.histogram.add_pair(&all);
+        }
         let mut sum = Summary::default();
         for property in self.pairs.iter().flat_map(|pair| &pair.properties) {
             sum.cases += u64::from(property.cases);
@@ -249,6 +259,39 @@ impl Report {
         all
     }
 
+    /// Returns how much a time budget has cut, in one line.
+    fn cut(&self) -> Option<String> {
+        let is_cut = |property: &&PropertyReport| property.verdict == Verdict::Passed && property.reason.is_some();
+        let count = self.pairs.iter().flat_map(|pair| &pair.properties).filter(is_cut).count();
+        (count > 0).then(|| {
+            format!(
+                "cut: {} passed with fewer cases, because the time was over\n",
+                words::counted_as(count, "property", "properties")
+            )
+        })
+    }
+
+    /// Returns which properties did not apply, one line for each reason: those properties, the reason, and to how many
+    /// pairs.
+    fn idle(&self) -> Vec<String> {
+        let mut reasons: BTreeMap<&str, (Vec<&str>, usize)> = BTreeMap::new();
+        for pair in &self.pairs {
+            let idle = pair.properties.iter().filter(|property| property.verdict == Verdict::NotApplicable);
+            let mut here: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+            idle.for_each(|idle| here.entry(idle.reason.as_deref().unwrap_or_default()).or_default().push(&idle.name));
+            for (reason, names) in here {
+                let (all, pairs) = reasons.entry(reason).or_default();
+                all.extend(names.into_iter().filter(|name| !all.contains(name)).collect::<Vec<_>>());
+                *pairs += 1;
+            }
+        }
+        let of = words::counted(self.pairs.len(), "pair");
+        let line = |(reason, (names, pairs)): (&&str, &(Vec<&str>, usize))| {
+            format!("{}: {reason} ({pairs} of {of})", names.join(", "))
+        };
+        reasons.iter().map(line).collect()
+    }
+
     /// Returns what a terminal shows at the end: the matrix, and what was left out or needs a look. The properties are
     /// in the reports.
     pub fn text(&self) -> String {
@@ -266,6 +309,8 @@ impl Report {
             .left_out
             .iter()
             .map(|left| format!("left out: {}: {}\n", left.adapter, left.reason))
+            .chain(self.cut())
+            .chain(self.idle().into_iter().map(|line| format!("does not apply: {line}\n")))
             .chain(
                 faults.map(|fault| format!("survived: {}, not caught by {}\n", fault.fault, fault.must_be_caught_by)),
             )
@@ -302,11 +347,13 @@ impl Report {
 fn score(pair: &PairReport) -> String {
     let count = |verdict| pair.properties.iter().filter(|property| property.verdict == verdict).count();
     let (passed, expected) = (count(Verdict::Passed), count(Verdict::Expected));
-    let judged = pair.properties.len() - count(Verdict::NotApplicable);
+    let idle = count(Verdict::NotApplicable);
+    let judged = pair.properties.len() - idle;
     let cases: u32 = pair.properties.iter().map(|property| property.cases).sum();
     let mark = if pair.passed() { "" } else { "✗ " };
     let expected = if expected > 0 { format!(" + {expected} expected") } else { String::new() };
-    format!("{mark}{passed}{expected} of {judged}, {cases} cases")
+    let idle = if idle > 0 { format!(" ({idle} not applicable)") } else { String::new() };
+    format!("{mark}{passed}{expected} of {judged}{idle}, {cases} cases")
 }
 
 /// Returns what a property's cell says of the frameworks' own way.

@@ -221,6 +221,22 @@ pub(crate) fn blocks(sides: &Sides, sizes: Vec<usize>) -> BoxedStrategy<Spec> {
         .boxed()
 }
 
+/// Puts half of these compact tensors somewhere into a longer base buffer, where the source makes such views. Their
+/// alignment stays.
+pub(crate) fn within(sides: &Sides, blocks: BoxedStrategy<Spec>) -> BoxedStrategy<Spec> {
+    if sides.from.profile.strides == Strides::Compact {
+        return blocks;
+    }
+    let around = prop_oneof![1 => Just((0, 0)), 1 => (select(&[ALIGNED, 4096][..]), select(&[0, 4096][..]))];
+    (blocks, around)
+        .prop_map(|(spec, (lead, tail))| {
+            let itemsize = model::itemsize(spec.dtype);
+            let (offset, base) = (lead / itemsize, spec.base + (lead + tail) / itemsize);
+            Spec { offset, base, ..spec }
+        })
+        .boxed()
+}
+
 /// Lengths at the edges of the tiles of kernels.
 const EDGES: [i64; 14] = [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 65, 129];
 
@@ -265,6 +281,44 @@ pub(crate) fn tiled(sides: &Sides, dtypes: Vec<DType>) -> BoxedStrategy<Spec> {
             }
             spec.base = next as usize;
             spec
+        })
+        .boxed()
+}
+
+/// Bytes of the tensors of `large`: copies of the host use several threads from 2 MiB on.
+const LARGE: [usize; 3] = [2 << 20, 5 << 20, 16 << 20];
+
+/// The most elements of a tensor of `large`, without its ragged edges: each is compared with the model. No tensor of the
+/// suite whose elements a subject counts has more than 2^20.
+const MOST_LARGE: usize = (1 << 20) - 1024;
+
+/// Chooses a tensor of megabytes whose edges are ragged, and whose dimensions may be permuted.
+pub(crate) fn large(sides: &Sides) -> BoxedStrategy<Spec> {
+    let strided = sides.from.profile.strides != Strides::Compact;
+    let ranks = sides.common_ranks();
+    (select(sides.common_dtypes()), select(&LARGE[..]), 1i64..70, 0i64..9, 0usize..3)
+        .prop_map(move |(dtype, nbytes, rows, ragged, kind)| {
+            let count = (nbytes / model::itemsize(dtype)).min(MOST_LARGE) as i64;
+            let length = count / rows + ragged;
+            let mut spec = match kind {
+                0 => Spec::compact(dtype, &[rows * length + ragged]),
+                1 => Spec::compact(dtype, &[rows, length]),
+                // Columns of a matrix that is a little wider.
+                _ => Spec {
+                    strides: vec![1, rows + 1],
+                    base: ((rows + 1) * length) as usize,
+                    ..Spec::compact(dtype, &[rows, length])
+                },
+            };
+            if !strided {
+                spec = model::compact(&spec);
+            }
+            if *ranks.end() == 0 {
+                Spec::compact(dtype, &[])
+            } else {
+                fit(&mut spec, &ranks);
+                spec
+            }
         })
         .boxed()
 }

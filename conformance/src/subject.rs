@@ -1,6 +1,7 @@
 //! What the suite needs of a framework, beside its adapter.
 
-use bridge_core::{Adapter, DType, Device, HostOnly, Ordering, Pending, Result, Stream};
+use crate::{Raised, Usual};
+use bridge_core::{Adapter, DType, Device, Error, ErrorKind, HostOnly, Ordering, Pending, Result, Stream};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,9 +96,18 @@ pub struct Capabilities {
     /// and users of another stream order it themselves.
     #[serde(default)]
     pub legacy_stream: bool,
+    /// Whether it compiles a program for each dtype and shape, which takes tens of milliseconds. Its pairs run fewer cases.
+    #[serde(default)]
+    pub compiles: bool,
     /// Whether [`Subject::on_stream`] takes streams of other frameworks too.
     #[serde(default = "yes")]
     pub foreign_streams: bool,
+    /// Whether [`Subject::usual`] makes tensors.
+    #[serde(default)]
+    pub usual: bool,
+    /// Whether [`Subject::raising`] makes functions raise.
+    #[serde(default)]
+    pub raises: bool,
 }
 
 fn yes() -> bool {
@@ -123,8 +133,30 @@ impl Default for Capabilities {
             devices: false,
             graphs: false,
             legacy_stream: false,
+            compiles: false,
             foreign_streams: true,
+            usual: false,
+            raises: false,
         }
+    }
+}
+
+/// What this process uses, as far as it is counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Blocks that objects of the framework's language take, after garbage was collected.
+    pub objects: Option<usize>,
+    /// Bytes of resident memory.
+    pub resident: Option<usize>,
+}
+
+impl Usage {
+    /// Returns the bytes of memory that are resident, where the system says so (Linux).
+    pub fn resident() -> Option<usize> {
+        /// Bytes of a page on the machines that the suite runs on. Where pages are larger, less is counted.
+        const PAGE: usize = 4096;
+        let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+        Some(pages.split(' ').nth(1)?.parse::<usize>().ok()? * PAGE)
     }
 }
 
@@ -278,6 +310,44 @@ pub trait Subject: Adapter {
         None
     }
 
+    /// Makes one of the tensors that the framework's users make: those with the numbers from 0 on, until there is
+    /// none. All bytes are chosen by `seed`, and the memory is its own for each call. See [`Capabilities::usual`].
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn usual(&self, number: usize, seed: u64) -> Option<Result<Usual<'_, Self::Tensor>>> {
+        let _ = (number, seed);
+        None
+    }
+
+    /// Runs `body` while one of the framework's functions raises that adapters call: those with the numbers from 0 on,
+    /// until there is none. See [`Capabilities::raises`].
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports where the function cannot be replaced.
+    fn raising(&self, number: usize, body: &mut dyn FnMut()) -> Option<Result<Raised>> {
+        let _ = (number, body);
+        None
+    }
+
+    /// Drops the tensor while an exception is pending, as happens when one leaves a function. The default serves
+    /// frameworks without exceptions.
+    ///
+    /// # Errors
+    ///
+    /// The exception is no longer pending, or another one is.
+    fn drop_amid_exception(&self, tensor: Self::Tensor) -> Result<()> {
+        drop(tensor);
+        Ok(())
+    }
+
+    /// Runs `body`, which converts many tensors by one call, as the calls of users are made.
+    fn together(&self, body: &mut dyn FnMut()) {
+        body();
+    }
+
     /// Returns how this subject is used on several threads at once, or `None` where one thread alone may use it: see
     /// [`Capabilities::threads`].
     fn threads(&self) -> Option<Threads> {
@@ -315,7 +385,27 @@ pub trait Subject: Adapter {
     /// # Errors
     ///
     /// What `body` or the framework reports.
-    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+    ///
+    /// # Safety
+    ///
+    /// `stream` is one of [`streams`](Self::streams), or another one that has not been destroyed.
+    unsafe fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+
+    /// Makes all later work in a stream of this framework wait for all work that another one of its streams has now, as
+    /// users do by an event. Where the earlier one is being captured, the later one joins the capture. Called only where
+    /// [`Capabilities::graphs`] is set.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    ///
+    /// # Safety
+    ///
+    /// Both are [`streams`](Self::streams) of this subject.
+    unsafe fn join(&self, earlier: Stream, later: Stream) -> Result<()> {
+        let text = format!("{} has no way to make {later} wait for {earlier}", self.name());
+        Err(Error::new(ErrorKind::Missing, text))
+    }
 
     /// Makes a stream, runs `body` with it as the framework's current stream, and drops it. The framework knows an
     /// `external` stream by its handle alone, and the stream is destroyed at once; any other lives until its last
@@ -338,7 +428,8 @@ pub trait Subject: Adapter {
         let (device, consumer) = (self.device(), self.consumer());
         if let Some(stream) = consumer.current_stream(device)? {
             let address = self.observe(view)?.address;
-            consumer.views().used(device, address, stream, || consumer.keep(device, stream));
+            // SAFETY: by the contract of `Consumer` the stream is alive as long as its `keep`, or as the process.
+            unsafe { consumer.views().used(device, address, stream, || consumer.keep(device, stream)) };
         }
         Ok(())
     }
@@ -357,6 +448,16 @@ pub trait Subject: Adapter {
     ///
     /// What the framework reports.
     fn settle(&self) -> Result<Option<usize>>;
+
+    /// Collects garbage and returns what this process uses, for [`growth`](crate::PROPERTIES): nothing, where other threads
+    /// of the process allocate meanwhile, as those of other tests do.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn usage(&self) -> Result<Usage> {
+        Ok(Usage::default())
+    }
 
     /// Returns how long memory may take to be released after its last reference was dropped. The suite polls and
     /// stops at once when it is back. Zero where everything is back when [`settle`](Self::settle) returns.

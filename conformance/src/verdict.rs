@@ -1,6 +1,6 @@
 //! What a run has found, as data.
 
-use crate::Case;
+use crate::{Case, Coverage, Histogram};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
@@ -39,27 +39,6 @@ pub struct Native {
     pub cases: u32,
 }
 
-/// How the transfers of a property ended: for each way, the cases in which at least one did so. Most cases have one
-/// transfer; those of `life` and the round trips have several, and may count more than once.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Coverage {
-    /// In place.
-    pub in_place: u32,
-    /// As a copy.
-    pub copied: u32,
-    /// With an error.
-    pub refused: u32,
-}
-
-impl Coverage {
-    /// Adds what another counts.
-    pub fn add(&mut self, other: Self) {
-        self.in_place += other.in_place;
-        self.copied += other.copied;
-        self.refused += other.refused;
-    }
-}
-
 /// One property of one pair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PropertyReport {
@@ -84,6 +63,9 @@ pub struct PropertyReport {
     /// How the transfers of its cases ended.
     #[serde(default)]
     pub coverage: Coverage,
+    /// Which cases they were. The reports of the runner count those of all properties and pairs together.
+    #[serde(default, skip_serializing_if = "Histogram::is_empty")]
+    pub histogram: Histogram,
     /// The time that it took, in milliseconds.
     #[serde(default)]
     pub millis: u64,
@@ -101,6 +83,7 @@ impl PropertyReport {
             counterexample: None,
             kept: None,
             coverage: Coverage::default(),
+            histogram: Histogram::default(),
             millis: 0,
         }
     }

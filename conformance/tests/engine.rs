@@ -4,8 +4,8 @@ use bridge_conformance::expect::{apply, stale};
 use bridge_conformance::model::{itemsize, random_bytes};
 use bridge_conformance::sim::{Habits, SimDevice, SimFramework, SimTensor};
 use bridge_conformance::{
-    Case, Config, Coverage, Expectation, Observer, PROPERTIES, Pair, PairReport, PropertyReport, REPLAYED, Regression,
-    Sides, Spec, Subject, Verdict, certify, property, replay, shrink, tree,
+    Case, Config, Coverage, Expectation, Histogram, Observer, PROPERTIES, Pair, PairReport, PropertyReport, REPLAYED,
+    Regression, Sides, Spec, Subject, Verdict, certify, property, replay, shrink, tree,
 };
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -112,7 +112,6 @@ fn the_orders_get_their_share() {
         assert!(judged.cases >= 20, "{judged:?}");
     }
     assert!(report.passed(), "{report:#?}");
-    assert_eq!(report.properties.iter().map(|judged| judged.cases).sum::<u32>(), 200);
     assert_eq!(report.properties.len(), PROPERTIES.len());
 }
 
@@ -120,15 +119,16 @@ fn the_orders_get_their_share() {
 fn without_time_every_property_still_runs_once() {
     let config = Config { time_budget: Some(Duration::ZERO), ..config(1000) };
     let report = Bench::new(Habits::Generous, Habits::Common).certify(&config, &mut ());
-    assert!(
-        report.properties.iter().all(|judged| judged.cases == 1 && judged.verdict == Verdict::Passed),
-        "{report:?}"
-    );
+    let (without, judged): (Vec<_>, Vec<_>) =
+        report.properties.iter().partition(|judged| judged.verdict == Verdict::NotApplicable);
+    assert!(judged.iter().all(|judged| judged.cases == 1 && judged.verdict == Verdict::Passed), "{report:?}");
+    // The simulated frameworks have no users, no exceptions and no host to move to.
+    assert_eq!(without.iter().map(|property| &*property.name).collect::<Vec<_>>(), ["users", "raises", "moves"]);
 }
 
 #[test]
 fn the_native_way_is_found_wrong() {
-    let config = Config { properties: Some(vec!["order".into(), "release_order".into()]), native: true, ..config(200) };
+    let config = Config { properties: Some(vec!["order".into(), "release_order".into()]), native: true, ..config(800) };
     let report = Bench::new(Habits::Generous, Habits::Common).certify(&config, &mut ());
     for judged in report.properties {
         let native = judged.native.unwrap();
@@ -159,7 +159,7 @@ fn regressions_are_run_first_and_say_so_when_they_are_back() {
         property: "values".into(),
         case: case.clone(),
     };
-    let only = |regressions| Config { properties: Some(vec!["values".into()]), regressions, ..config(3) };
+    let only = |regressions| Config { properties: Some(vec!["values".into()]), regressions, ..config(18) };
     let mut log = Log::default();
     let report = bench.certify(&only(vec![known("sim-common", &good), known("elsewhere", &good)]), &mut log);
     assert!(report.passed());
@@ -211,6 +211,7 @@ fn judged(name: &str, verdict: Verdict) -> PropertyReport {
         counterexample,
         kept,
         coverage: Coverage::default(),
+        histogram: Histogram::default(),
         millis: 0,
     }
 }

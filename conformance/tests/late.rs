@@ -4,7 +4,7 @@
 
 use bridge_conformance::model::random_bytes;
 use bridge_conformance::sim::{Habits, SimDevice, SimFramework, SimTensor};
-use bridge_conformance::{Case, Config, Observer, Pair, PropertyReport, Subject, property, tree};
+use bridge_conformance::{Case, Config, Observer, Pair, PropertyReport, Subject, WHOLE, property, tree};
 use bridge_core::{Options, transfer};
 use std::thread::{JoinHandle, spawn};
 
@@ -37,7 +37,9 @@ fn views_of_earlier_cases_that_are_dropped_late_are_no_failure() {
     };
     let mut late = Late { views: (0..CASES).map(|seed| view(seed.into())).collect(), threads: Vec::new() };
     let properties = Some(vec!["life".into()]);
-    let config = Config { cases: CASES, seed: 2, properties, ..Config::default() };
+    // So many that `life` has `CASES`.
+    let cases = CASES * WHOLE / property("life").unwrap().cases;
+    let config = Config { cases, seed: 2, properties, ..Config::default() };
     let report = config.certify_pair(&pair, &mut late);
     late.threads.into_iter().for_each(|thread| thread.join().unwrap());
     assert!(report.passed(), "{report:#?}");

@@ -187,7 +187,7 @@ impl Subject for Toy {
         Vec::new()
     }
 
-    fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    unsafe fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         body()
     }
 

@@ -38,14 +38,24 @@ fn what_is_left_out_where_nothing_writes_and_there_is_one_stream() {
             "order",
             "release_order",
             "batch",
+            "elements",
             "far",
             "huge",
             "staging",
             "torn",
+            "users",
+            "raises",
             "devices",
-            "graph"
+            "graph",
+            "moves"
         ]
     );
-    assert_eq!(left_out(Habits::Immutable, Habits::Generous), ["read_only", "far", "huge", "graph"]);
-    assert_eq!(left_out(Habits::Generous, Habits::Immutable), ["torn", "graph"]);
+    assert_eq!(
+        left_out(Habits::Immutable, Habits::Generous),
+        ["read_only", "far", "huge", "users", "raises", "graph", "moves"]
+    );
+    assert_eq!(
+        left_out(Habits::Generous, Habits::Immutable),
+        ["elements", "torn", "users", "raises", "graph", "moves"]
+    );
 }

@@ -86,7 +86,24 @@ impl<A: Subject> Faulty<A> {
     fn has_view_of(&self, lent: &Lent) -> Result<bool> {
         let (device, consumer) = (lent.device(), self.sound.consumer());
         let Some(stream) = consumer.current_stream(device)? else { return Ok(false) };
-        Ok(consumer.views().used(device, lent.data(), stream, || None) > 0)
+        // SAFETY: the subject keeps its streams until its views are dropped.
+        Ok(unsafe { consumer.views().used(device, lent.data(), stream, || None) } > 0)
+    }
+
+    /// Exports where the current stream is known by its handle alone.
+    fn export_under_a_handle(&self, tensor: &A::Tensor) -> Result<Lent> {
+        let Some(current) = self.sound.consumer().current_stream(self.sound.device())? else {
+            return self.sound.export(tensor);
+        };
+        let mut lent = None;
+        // SAFETY: the stream is the current one.
+        unsafe {
+            self.sound.on_stream(current, &mut || {
+                lent = Some(self.sound.export(tensor)?);
+                Ok(())
+            })
+        }?;
+        lent.map_or_else(|| self.sound.export(tensor), Ok)
     }
 
     fn compact_elsewhere(&self, tensor: &A::Tensor) -> Result<A::Tensor> {
@@ -96,7 +113,8 @@ impl<A: Subject> Faulty<A> {
             Ok(())
         };
         match self.another_stream()? {
-            Some(stream) => self.sound.on_stream(stream, &mut compact)?,
+            // SAFETY: the stream is one of the subject's.
+            Some(stream) => unsafe { self.sound.on_stream(stream, &mut compact) }?,
             None => compact()?,
         }
         copy.map_or_else(|| self.sound.compact(tensor), Ok)
@@ -142,7 +160,10 @@ unsafe impl<A: Breakable> Adapter for Faulty<A> {
     }
 
     fn export(&self, tensor: &A::Tensor) -> Result<Lent> {
-        let lent = self.sound.export(tensor)?;
+        let lent = match self.fault {
+            Some(Fault::OwnerStreamNotKept) => self.export_under_a_handle(tensor)?,
+            _ => self.sound.export(tensor)?,
+        };
         self.lends.store(true, Relaxed);
         match self.fault {
             Some(Fault::ReuseBorrowed) if self.has_view_of(&lent)? => {
@@ -176,7 +197,8 @@ unsafe impl<A: Breakable> Adapter for Faulty<A> {
             Some(Fault::ReleaseNotOrdered) => {
                 let device = offer.device();
                 if let Some(current) = self.sound.consumer().current_stream(device)? {
-                    self.sound.ordering().order(device, Stream::LEGACY, current)?;
+                    // SAFETY: the streams are a default stream, and the one that the framework works in.
+                    unsafe { self.sound.ordering().order(device, Stream::LEGACY, current) }?;
                 }
                 self.sound.import(offer)
             }

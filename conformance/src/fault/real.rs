@@ -37,6 +37,48 @@ real_faults! {
     "cupy_stream_mistaken", "order", "cupy" -> "torch", on_device true;
     "tensorflow_shape_reversed", "shape", "torch" -> "tensorflow", on_device false;
     "jax_lease_leaked", "life", "numpy" -> "jax", on_device false;
+    "numpy_owner_of_scalar_lost", "life", "numpy" -> "torch", on_device false;
+    "numpy_owner_of_reversed_lost", "life", "numpy" -> "numpy", on_device false;
+    "core_permutation_inverted", "options", "numpy" -> "torch", on_device false;
+    "core_order_ignored", "options", "numpy" -> "torch", on_device false;
+    "core_protection_left", "chain", "numpy" -> "jax", on_device false;
+    "core_protection_forgotten", "chain", "numpy" -> "jax", on_device false;
+    "core_batch_swapped", "many", "numpy" -> "torch", on_device false;
+    "core_batch_planned_by_first", "many", "numpy" -> "torch", on_device false;
+    "copy_part_lost", "large", "numpy" -> "torch", on_device false;
+    "copy_ragged_part_short", "large", "numpy" -> "torch", on_device false;
+    "copy_target_transposed", "elements", "numpy" -> "torch", on_device false;
+    "core_broadcast_transposed", "elements", "numpy" -> "torch", on_device false;
+    "copy_cast_nan_lost", "elements", "torch" -> "numpy", on_device false;
+    "copy_cast_subnormals_lost", "elements", "torch" -> "numpy", on_device false;
+    "numpy_base_kept", "users", "numpy" -> "torch", on_device false;
+    "numpy_packing_dropped", "users", "numpy" -> "torch", on_device false;
+    "torch_storage_kept", "users", "torch" -> "numpy", on_device false;
+    "numpy_mask_dropped", "users", "numpy" -> "torch", on_device false;
+    "numpy_exception_left", "users", "numpy" -> "torch", on_device false;
+    "torch_grad_ignored", "users", "torch" -> "numpy", on_device false;
+    "jax_deletion_missed", "users", "jax" -> "numpy", on_device false;
+    "numpy_error_mistaken", "raises", "numpy" -> "torch", on_device false;
+    "torch_raised_hidden", "raises", "numpy" -> "torch", on_device false;
+    "jax_failed_import_kept", "raises", "numpy" -> "jax", on_device false;
+    "jax_exception_cleared", "raises", "numpy" -> "jax", on_device false;
+    "numpy_memory_leaked", "growth", "torch" -> "numpy", on_device false;
+    "torch_object_leaked", "growth", "numpy" -> "torch", on_device false;
+    "core_reader_forgotten_elsewhere", "release_order", "torch" -> "cupy", on_device true;
+    "core_part_not_noted", "release_order", "torch" -> "cupy", on_device true;
+    "core_group_admits_all", "batch", "torch" -> "cupy", on_device true;
+    "core_group_ordered_early", "batch", "torch" -> "cupy", on_device true;
+    "core_order_lost_by_failure", "failure", "torch" -> "cupy", on_device true;
+    "core_reader_lost_by_failure", "failure", "torch" -> "cupy", on_device true;
+    "core_copier_ordered_as_made", "torn", "torch" -> "cupy", on_device true;
+    "core_copier_awaited_as_made", "torn", "torch" -> "cupy", on_device true;
+    "moves_mark_elsewhere", "moves", "torch" -> "cupy", on_device true;
+    "moves_reuse_early", "moves", "torch" -> "cupy", on_device true;
+    "cuda_blocking_not_ordered", "order", "torch" -> "cupy", on_device true;
+    "core_graph_view_returned", "graph", "torch" -> "cupy", on_device true;
+    "core_capture_leaks", "graph", "torch" -> "cupy", on_device true;
+    "cuda_reaper_not_relaxed", "graph", "cupy" -> "torch", on_device true;
+    "cuda_wait_skipped_in_a_capture", "graph", "cupy" -> "torch", on_device true;
 }
 
 impl RealFault {

@@ -2,7 +2,7 @@
 //! fault of the subject's own.
 
 use super::{Breakable, Fault, Faulty};
-use crate::{Capabilities, Observed, Replay, Spec, Subject, Threads, model};
+use crate::{Capabilities, Observed, Raised, Replay, Spec, Subject, Threads, Usage, Usual, model};
 use bridge_core::{Device, Ordering, Result, Stream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -74,8 +74,14 @@ impl<A: Breakable> Subject for Faulty<A> {
         self.sound.streams()
     }
 
-    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.sound.on_stream(stream, body)
+    unsafe fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.sound.on_stream(stream, body) }
+    }
+
+    unsafe fn join(&self, earlier: Stream, later: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.sound.join(earlier, later) }
     }
 
     fn on_fresh_stream(&self, external: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
@@ -98,6 +104,22 @@ impl<A: Breakable> Subject for Faulty<A> {
         }
     }
 
+    fn usual(&self, number: usize, seed: u64) -> Option<Result<Usual<'_, A::Tensor>>> {
+        self.sound.usual(number, seed)
+    }
+
+    fn raising(&self, number: usize, body: &mut dyn FnMut()) -> Option<Result<Raised>> {
+        self.sound.raising(number, body)
+    }
+
+    fn drop_amid_exception(&self, tensor: A::Tensor) -> Result<()> {
+        self.sound.drop_amid_exception(tensor)
+    }
+
+    fn together(&self, body: &mut dyn FnMut()) {
+        self.sound.together(body);
+    }
+
     fn threads(&self) -> Option<Threads> {
         self.sound.threads()
     }
@@ -115,6 +137,10 @@ impl<A: Breakable> Subject for Faulty<A> {
 
     fn settle(&self) -> Result<Option<usize>> {
         self.sound.settle()
+    }
+
+    fn usage(&self) -> Result<Usage> {
+        self.sound.usage()
     }
 
     fn patience(&self) -> Duration {

@@ -89,7 +89,7 @@ impl Flaw {
         if self != Self::SegmentClosed {
             owner = Box::new(lent);
         }
-        let allocation = Allocation { bytes, device, access, stream, reuse };
+        let allocation = Allocation::new(bytes, device, access, stream, reuse);
         // SAFETY: none. Promises are broken on purpose, in a process that is there to be judged.
         let memory = unsafe { Memory::new(allocation, Mutex::new(owner)) };
         Lent::at(data, dtype, layout, memory)

@@ -255,7 +255,8 @@ impl Remote {
     fn copied(&self, tensor: &RemoteTensor) -> Result<()> {
         let lent = self.lend(tensor)?;
         let Some(stream) = lent.buffer().stream() else { return Ok(()) };
-        self.line.around.detached(|| self.ordering.synchronize(lent.device(), stream))
+        // SAFETY: by the contract of `DeviceBuffer` the stream is alive as long as the export.
+        self.line.around.detached(|| unsafe { self.ordering.synchronize(lent.device(), stream) })
     }
 
     /// Asks for a change of `tensor`, which another may replace.
@@ -315,7 +316,8 @@ unsafe impl Adapter for Remote {
         if let (Some(Flaw::ReturnSkipped), Some(stream)) =
             (self.flaw, self.ipc.consumer().current_stream(offer.device())?)
         {
-            self.ordering.order(offer.device(), Astray::STREAM, stream)?;
+            // SAFETY: the streams are a default stream, and the one that the adapter works in.
+            unsafe { self.ordering.order(offer.device(), Astray::STREAM, stream) }?;
         }
         let offer = match self.flaw {
             // SAFETY: it takes the same tensors. The flaw is planted in its streams, which belong to the suite.
@@ -450,7 +452,7 @@ impl Subject for Remote {
         self.streams.clone()
     }
 
-    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    unsafe fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         if !self.streams.contains(&stream) {
             let text = format!("{stream} is not a stream of the other process: choose one that it has named");
             return Err(Error::new(ErrorKind::Argument, text));

@@ -52,7 +52,7 @@ impl<T> Service<'_, T> {
                 Request::Leave => return,
                 Request::Enter(handle) => {
                     // SAFETY: the other process names a stream that this one has named to it.
-                    self.within(|body| self.subject.on_stream(unsafe { Stream::from_handle(handle) }, body));
+                    self.within(|body| unsafe { self.subject.on_stream(Stream::from_handle(handle), body) });
                 }
                 Request::EnterFresh { external } => self.within(|body| self.subject.on_fresh_stream(external, body)),
                 request => {
@@ -146,7 +146,15 @@ impl<T> Service<'_, T> {
         let dtypes = can.dtypes.iter().copied().filter(|dtype| profile.dtypes.contains(dtype)).collect();
         let can = Capabilities { dtypes, defers: Vec::new(), gigabytes: false, copies: false, ..can };
         // Nor are these questions that cross: the other process answers for itself alone.
-        let can = Capabilities { parts: false, threads: false, devices: false, graphs: false, ..can };
+        let can = Capabilities {
+            parts: false,
+            threads: false,
+            devices: false,
+            graphs: false,
+            usual: false,
+            raises: false,
+            ..can
+        };
         let streams = subject.streams().into_iter().map(Stream::handle).collect();
         Hello { profile, device: subject.device(), can, streams }
     }

@@ -84,7 +84,7 @@ unsafe impl<X> Adapter for FailingAdapter<'_, X> {
     }
 
     fn overwritten_all(&self, tensors: &[&X]) -> Result<(), Failed> {
-        self.countdown.call("a report of several writes").map_err(|error| Failed { index: 0, error })?;
+        self.countdown.call("a report of several writes").map_err(|error| Failed::new(0, error))?;
         self.adapter.overwritten_all(tensors)
     }
 
@@ -104,43 +104,51 @@ pub(super) struct FailingOrdering {
 #[deny(clippy::missing_trait_methods)]
 // SAFETY: every method is that of the ordering inside, which has made the promises, or returns an error.
 unsafe impl Ordering for FailingOrdering {
-    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+    unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         self.countdown.call(WAIT)?;
-        self.ordering.order(device, earlier, later)
+        // SAFETY: the caller's promise.
+        unsafe { self.ordering.order(device, earlier, later) }
     }
 
-    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+    unsafe fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
         self.countdown.call(WAIT)?;
-        self.ordering.order_across(earlier, later)
+        // SAFETY: the caller's promise.
+        unsafe { self.ordering.order_across(earlier, later) }
     }
 
-    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.ordering.retire(device, stream, buffer);
+    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.ordering.retire(device, stream, buffer) };
     }
 
-    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+    unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
         self.countdown.call(WAIT)?;
-        self.ordering.synchronize(device, stream)
+        // SAFETY: the caller's promise.
+        unsafe { self.ordering.synchronize(device, stream) }
     }
 
-    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
-        self.ordering.defer(device, stream, attempt);
+    unsafe fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+        // SAFETY: the caller's promise.
+        unsafe { self.ordering.defer(device, stream, attempt) };
     }
 
-    fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.ordering.retire_after_all(device, stream, buffer);
+    unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.ordering.retire_after_all(device, stream, buffer) };
     }
 
-    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
-        self.ordering.is_captured(device, stream)
+    unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+        // SAFETY: the caller's promise.
+        unsafe { self.ordering.is_captured(device, stream) }
     }
 
     fn soon(&self, flush: Flush) {
         self.ordering.soon(flush);
     }
 
-    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-        self.ordering.retire_all(device, stream, buffers);
+    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.ordering.retire_all(device, stream, buffers) };
     }
 
     fn copies(&self) -> Option<&dyn Copies> {
@@ -166,19 +174,20 @@ unsafe impl Copies for FailingOrdering {
 
     unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
         let inside = self.countdown.call("copies by one kernel").and_then(|()| self.inside());
-        let inside = inside.map_err(|error| Failed { index: 0, error })?;
+        let inside = inside.map_err(|error| Failed::new(0, error))?;
         // SAFETY: the caller's promises.
         unsafe { inside.copy_all(pieces, stream) }
     }
 
-    fn plan(
+    unsafe fn plan(
         &self,
         device: Device,
         pieces: &[Piece<'_>],
         stream: Option<Stream>,
     ) -> Result<Option<Box<dyn Planned>>, Failed> {
-        let inside = self.inside().map_err(|error| Failed { index: 0, error })?;
-        inside.plan(device, pieces, stream)
+        let inside = self.inside().map_err(|error| Failed::new(0, error))?;
+        // SAFETY: the caller's promise.
+        unsafe { inside.plan(device, pieces, stream) }
     }
 
     fn casts(&self, cast: Cast) -> Result<()> {
@@ -189,7 +198,7 @@ unsafe impl Copies for FailingOrdering {
         self.inside()?.reaches(device)
     }
 
-    fn allocate(
+    unsafe fn allocate(
         &self,
         device: Device,
         nbytes: usize,
@@ -197,7 +206,8 @@ unsafe impl Copies for FailingOrdering {
         keep: Option<Keep>,
     ) -> Result<Box<dyn DeviceBuffer>> {
         self.countdown.call("an allocation for a copy")?;
-        self.inside()?.allocate(device, nbytes, stream, keep)
+        // SAFETY: the caller's promise.
+        unsafe { self.inside()?.allocate(device, nbytes, stream, keep) }
     }
 
     fn prepare(&self, fresh: Range<usize>) {

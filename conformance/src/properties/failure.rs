@@ -1,10 +1,11 @@
 //! A conversion that fails in the middle.
 
 use super::failing::{Countdown, FailingAdapter, FailingOrdering, WAIT, WORDS};
-use super::{Failure, Outcome, Pair, ensure, on_both, outstanding, same_bytes};
+use super::order::{bytes, reuse};
+use super::{Failure, Outcome, Pair, ensure, on, on_both, outstanding, same_bytes};
 use crate::Case;
 use crate::model::{self, Random};
-use bridge_core::{Adapter, Options, Ordering, Result, Transfer, stats, transfer_all};
+use bridge_core::{Adapter, DeviceKind, Options, Ordering, Result, Transfer, stats, transfer_all};
 use std::sync::Arc;
 
 /// The most calls before the one that fails. Few conversions make more.
@@ -14,18 +15,21 @@ const CALLS: usize = 9;
 const TENSORS: usize = 3;
 
 /// One call of a conversion fails: of an adapter, of the ordering or of its copies. The error is reported, every lease
-/// is released, all memory is back, and the tensors can be converted afterwards. Where the call is the last wait of a
+/// is released, all memory is back, and the tensors can be converted afterwards: on a device with work in flight. Where the call is the last wait of a
 /// copy that was made, the memory of its original is leaked and counted.
 pub(super) fn failure<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let before = pair.memory()?;
     let mut random = Random::new(case.seed);
     let (calls, count) = (random.below(CALLS), 1 + random.below(TENSORS));
-    let made: Result<Vec<(F, Vec<u8>)>> =
-        (0..count).map(|i| pair.create(&Case { seed: case.seed.wrapping_add(i as u64), ..case.clone() })).collect();
-    let (tensors, bytes): (Vec<F>, Vec<Vec<u8>>) = made?.into_iter().unzip();
+    let streams = pair.streams();
+    let made = || {
+        let one = |i| Ok(pair.create(&Case { seed: case.seed.wrapping_add(i as u64), ..case.clone() })?);
+        (0..count).map(one).collect::<std::result::Result<Vec<_>, Failure>>()
+    };
+    let made = on(pair.from, streams.from(case.streams.allocate), made)?;
+    let (tensors, bytes): (Vec<F>, Vec<Vec<u8>>) = made.into_iter().unzip();
     // A tensor of another process may itself hold a lease.
     let (leased, leaks) = (outstanding(), stats().leaked);
-    let streams = pair.streams();
     let ways = (streams.from(case.streams.write), streams.to(case.streams.read));
     let countdown = Countdown::new(calls);
     let attempt = || {
@@ -50,14 +54,50 @@ pub(super) fn failure<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         (None, None) => (),
     }
     pair.returned(leased)?;
-    for (tensor, bytes) in tensors.iter().zip(&bytes) {
+    // A host has no late work, and only a target with kernels for the dtype reads it late.
+    let is_late = pair.from.device().kind != DeviceKind::CPU
+        && [pair.from.capabilities(), pair.to.capabilities()].iter().all(|can| can.dtypes.contains(&case.spec.dtype));
+    // A program that is compiled for the late work keeps constants on the device.
+    let compiles = pair.from.capabilities().compiles || pair.to.capabilities().compiles;
+    let is_late = is_late && (!compiles || case.seed & 0x800 == 0);
+    for (i, (tensor, bytes)) in tensors.into_iter().zip(&bytes).enumerate() {
         let elements = model::elements(&case.spec, bytes);
-        same_bytes("the source, after the conversion that failed", &pair.from.read(tensor)?, &elements)?;
-        let (view, _) = pair.transfer(tensor, case.copy)?;
+        same_bytes("the source, after the conversion that failed", &pair.from.read(&tensor)?, &elements)?;
+        // What the failure has left behind meets the next conversion.
+        if is_late && i == 0 {
+            converts_late(pair, case, tensor)?;
+            continue;
+        }
+        let (view, _) = pair.transfer(&tensor, case.copy)?;
         same_bytes("a conversion after the one that failed", &pair.to.read(&view)?, &elements)?;
     }
-    drop(tensors);
-    pair.is_back(before)
+    if is_late && compiles { Ok(()) } else { pair.is_back(before) }
+}
+
+/// Converts a tensor after the failure, with work in both streams that runs late, and lets the source reuse its memory.
+fn converts_late<F, T>(pair: &Pair<'_, F, T>, case: &Case, mut tensor: F) -> Outcome {
+    let streams = pair.streams();
+    let (writer, reader) = (streams.from(case.streams.write), streams.to(case.streams.read));
+    let (_, seen, garbage) = bytes(case);
+    let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);
+    let mut snapshot = on(pair.to, reader, || Ok(pair.to.allocate(nbytes)?))?;
+    on(pair.from, writer, || {
+        pair.from.delay()?;
+        Ok(pair.from.fill(&mut tensor, seen)?)
+    })?;
+    let view = on_both(pair, writer, reader, || {
+        let (view, _) = pair.transfer(&tensor, case.copy)?;
+        pair.to.delay()?;
+        pair.to.snapshot(&view, &mut snapshot)?;
+        Ok(view)
+    })?;
+    on_both(pair, streams.from(case.streams.drop), streams.to(case.streams.drop), || {
+        drop((view, tensor));
+        Ok(())
+    })?;
+    reuse(pair, case, garbage)?;
+    let got = on(pair.to, reader, || Ok(pair.to.read(&snapshot)?))?;
+    same_bytes("what was read late after a conversion that failed", &got, &vec![seen; nbytes])
 }
 
 /// Converts the tensors, and counts the calls.

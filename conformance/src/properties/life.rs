@@ -57,13 +57,22 @@ const SOUGHT: usize = 1000;
 /// Tensors that are made where the memory of a view must not be.
 const TRIES: usize = 4;
 
-/// A view keeps its lease, and the lease its memory. No element of the view is touched: where either is missing, that
-/// would end the process without a report.
+/// A view keeps its lease, and the lease its memory, for a tensor of a size that is sought and for that of the case. No
+/// element of the view is touched: where either is missing, that would end the process without a report.
 fn keeps_its_memory<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
-    let leased = outstanding();
     let dtype = case.spec.dtype;
-    let spec = Spec::row(dtype, SOUGHT / model::itemsize(dtype), &pair.sides().common_ranks());
-    let (tensor, bytes) = pair.create(&Case { spec: spec.clone(), ..case.clone() })?;
+    let row = Spec::row(dtype, SOUGHT / model::itemsize(dtype), &pair.sides().common_ranks());
+    keeps(pair, &Case { spec: row, ..case.clone() })?;
+    let own = Spec { read_only: false, ..case.spec.clone() };
+    if model::numel(&own.shape) == 0 { Ok(()) } else { keeps(pair, &Case { spec: own, ..case.clone() }) }
+}
+
+fn keeps<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let leased = outstanding();
+    let spec = &case.spec;
+    let (tensor, bytes) = pair.create(case)?;
+    // That of the base buffer, which is as long as `bytes`.
+    let base = |seen: usize| seen - spec.offset * model::itemsize(spec.dtype);
     let address = pair.from.observe(&tensor)?.address;
     let from = Watched { adapter: pair.from, returned: Arc::default() };
     let crossed = match pair.way_there {
@@ -82,14 +91,16 @@ fn keeps_its_memory<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         let shared = pair.to.observe(&view)?.address == address;
         let mut others = Vec::new();
         for _ in 0..if shared { TRIES } else { 0 } {
-            others.push(pair.from.create(&spec, &bytes)?);
-            others.push(pair.from.allocate(bytes.len())?);
-        }
-        for other in &others {
-            if pair.from.observe(other)?.address.abs_diff(address) < bytes.len() {
-                let advice = "the buffer of an export owns the tensor's memory";
-                return Err(Failure::last(format!("the source reuses the memory of a view that lives: {advice}")));
+            let other = pair.from.create(spec, &bytes)?;
+            let other_base = base(pair.from.observe(&other)?.address);
+            let block = pair.from.allocate(bytes.len())?;
+            for start in [other_base, pair.from.observe(&block)?.address] {
+                if start.abs_diff(base(address)) < bytes.len() {
+                    let advice = "the buffer of an export owns the tensor's memory";
+                    return Err(Failure::last(format!("the source reuses the memory of a view that lives: {advice}")));
+                }
             }
+            others.push((other, block));
         }
     }
     pair.returned(leased)

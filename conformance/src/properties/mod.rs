@@ -1,28 +1,37 @@
 //! The properties that every pair of adapters has.
 
 mod batch;
+mod captured;
+mod chain;
 mod contents;
 mod copies;
 mod device;
+mod elements;
 mod failing;
 mod failure;
 mod graph;
+mod growth;
 mod huge;
 mod least;
 mod life;
+mod many;
+mod moves;
+mod options;
 mod order;
 mod place;
+mod raises;
 mod subject;
 mod table;
 mod threads;
 mod torn;
+mod users;
 mod watched;
 
-pub(crate) use least::hardly_tested;
+pub(crate) use least::Tested;
 pub(crate) use table::SUBJECT;
-pub use table::{PROPERTIES, Property, property};
+pub use table::{PROPERTIES, Property, WHOLE, property};
 
-use crate::{Case, Coverage, Sides, Subject, words};
+use crate::{Case, Coverage, Sides, Subject, Usage, words};
 use bridge_core::{
     Adapter, Copies, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Options, Ordering, Plan, Profile,
     Result, Stream, Transfer, stats, transfer, transfer_all,
@@ -47,6 +56,11 @@ impl Failure {
     /// A failure that is not an error of an adapter.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), refused: None, is_last: false }
+    }
+
+    /// The same failure, of what is named.
+    pub(crate) fn about(self, what: &str) -> Self {
+        Self { message: format!("{what}: {}", self.message), ..self }
     }
 
     /// A failure after which no other case can be judged.
@@ -93,6 +107,8 @@ pub struct Pair<'a, F, T> {
     pub(crate) native: Option<NativeWay<'a, F, T>>,
     /// Another framework with the type of the target's tensors, through which tensors of the target go in a life.
     pub(crate) third: Option<&'a dyn Subject<Tensor = T>>,
+    /// Another framework with the type of the source's tensors, whose tensors cross together with those of the source.
+    pub(crate) also: Option<&'a dyn Subject<Tensor = F>>,
     /// Takes a tensor of the source across; `None`: core's `transfer`.
     pub(crate) way_there: Option<Crossing<'a, F, T>>,
     /// Takes a tensor of the target back; `None`: core's `transfer`.
@@ -110,40 +126,48 @@ struct WithoutCopies(Arc<dyn Ordering>);
 #[deny(clippy::missing_trait_methods)]
 // SAFETY: every method is that of the ordering inside, which has made the promises.
 unsafe impl Ordering for WithoutCopies {
-    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
-        self.0.order(device, earlier, later)
+    unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.order(device, earlier, later) }
     }
 
-    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
-        self.0.order_across(earlier, later)
+    unsafe fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.order_across(earlier, later) }
     }
 
-    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.0.retire(device, stream, buffer);
+    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.retire(device, stream, buffer) };
     }
 
-    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
-        self.0.synchronize(device, stream)
+    unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.synchronize(device, stream) }
     }
 
-    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
-        self.0.defer(device, stream, attempt);
+    unsafe fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.defer(device, stream, attempt) };
     }
 
-    fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.0.retire_after_all(device, stream, buffer);
+    unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.retire_after_all(device, stream, buffer) };
     }
 
-    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
-        self.0.is_captured(device, stream)
+    unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.is_captured(device, stream) }
     }
 
     fn soon(&self, flush: Flush) {
         self.0.soon(flush);
     }
 
-    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-        self.0.retire_all(device, stream, buffers);
+    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.retire_all(device, stream, buffers) };
     }
 
     fn copies(&self) -> Option<&dyn Copies> {
@@ -168,15 +192,10 @@ impl<'a, F, T> Pair<'a, F, T> {
             seen: Cell::default(),
             native: None,
             third: None,
+            also: None,
             way_there: None,
             way_back: None,
         }
-    }
-
-    /// Adds a third framework, into which views of the target are imported, too.
-    #[must_use]
-    pub fn with_third(self, third: Option<&'a dyn Subject<Tensor = T>>) -> Self {
-        Self { third, ..self }
     }
 
     /// Orders the streams of the pair otherwise.
@@ -192,12 +211,22 @@ impl<'a, F, T> Pair<'a, F, T> {
     }
 }
 
-impl<T> Pair<'_, T, T> {
-    /// Adds the target's [own import](Subject::import_natively), which needs one type of tensor on both sides.
+/// What needs one type of tensor on both sides.
+impl<'a, T> Pair<'a, T, T> {
+    /// Adds the target's [own import](Subject::import_natively).
     #[must_use]
     pub fn with_native_way(self) -> Self {
         let to = self.to;
-        Self { native: Some(Box::new(move |tensor| to.import_natively(tensor))), ..self }
+        let native: NativeWay<'a, T, T> = Box::new(move |tensor| to.import_natively(tensor));
+        Self { native: Some(native), also: self.also.or(Some(to)), ..self }
+    }
+
+    /// Adds a third framework, into which views of the target are imported, too. Its tensors cross together with those of
+    /// the source, if it has streams.
+    #[must_use]
+    pub fn with_third(self, third: Option<&'a dyn Subject<Tensor = T>>) -> Self {
+        let also = third.filter(|third| !third.streams().is_empty()).or(self.also);
+        Self { third, also, ..self }
     }
 }
 
@@ -219,6 +248,11 @@ impl<F, T> Pair<'_, F, T> {
         self.from.capabilities().copies && self.to.capabilities().copies
     }
 
+    /// Chooses who makes copies from now on: the kernels, or the frameworks where both can.
+    fn copies_by(&self, kernels: bool) {
+        self.kernels.set(kernels || !self.frameworks_copy());
+    }
+
     fn ordering(&self) -> &Arc<dyn Ordering> {
         if self.kernels.get() { &self.ordering } else { &self.without_copies }
     }
@@ -232,15 +266,20 @@ impl<F, T> Pair<'_, F, T> {
         crossed
     }
 
-    fn transfer_all(&self, tensors: &[F], copy: Option<bool>) -> std::result::Result<Vec<T>, Failure> {
-        let from: &dyn Adapter<Tensor = F> = self.from;
-        let tensors: Vec<_> = tensors.iter().map(|tensor| (from, tensor)).collect();
-        let crossed = transfer_all(&tensors, self.to, self.ordering(), &Options::default().with_copy(copy));
+    fn transfer_all(
+        &self,
+        tensors: &[(&dyn Subject<Tensor = F>, &F)],
+        copy: Option<bool>,
+    ) -> std::result::Result<Vec<T>, Failure> {
+        let tensors: Vec<(&dyn Adapter<Tensor = F>, &F)> =
+            tensors.iter().map(|(subject, tensor)| (*subject as _, *tensor)).collect();
+        let (options, mut crossed) = (Options::default().with_copy(copy), Ok(Vec::new()));
+        self.from.together(&mut || crossed = transfer_all(&tensors, self.to, self.ordering(), &options));
         match &crossed {
             Ok(all) => all.iter().for_each(|(_, done)| self.see(Ok(done.plan))),
             Err(_) => self.see(Err(())),
         }
-        let crossed = crossed.map_err(|Failed { index, error }| {
+        let crossed = crossed.map_err(|Failed { index, error, .. }| {
             let failure = Failure::from(error);
             Failure { message: format!("tensor {index} of {}: {failure}", tensors.len()), ..failure }
         })?;
@@ -265,6 +304,11 @@ impl<F, T> Pair<'_, F, T> {
             Err(()) => seen.refused = 1,
         }
         self.seen.set(seen);
+    }
+
+    /// Records that the current case has shown what its property is for.
+    fn show(&self) {
+        self.seen.set(Coverage { shown: 1, ..self.seen.get() });
     }
 
     /// Records how transfers of the current case ended that were made elsewhere.
@@ -306,6 +350,12 @@ impl<F, T> Pair<'_, F, T> {
     /// Settles both sides. Returns the bytes that their allocators then have in use.
     fn memory(&self) -> Result<(Option<usize>, Option<usize>)> {
         Ok((self.from.settle()?, self.to.settle()?))
+    }
+
+    /// Returns what this process uses, as both sides count it: each counts what it knows of.
+    fn usage(&self) -> Result<Usage> {
+        let (from, to) = (self.from.usage()?, self.to.usage()?);
+        Ok(Usage { objects: to.objects.or(from.objects), resident: to.resident.or(from.resident) })
     }
 
     /// Waits until no more memory is in use than `before`, as [`memory`](Self::memory) has returned it.
@@ -390,10 +440,12 @@ fn on<S, R>(
 ) -> std::result::Result<R, Failure> {
     let Some(stream) = stream else { return body() };
     let (mut body, mut result) = (Some(body), None);
-    subject.on_stream(stream, &mut || {
+    let mut run = || {
         result = body.take().map(|body| body());
         Ok(())
-    })?;
+    };
+    // SAFETY: the stream is one of the subject's: `Pair::streams` has chosen it.
+    unsafe { subject.on_stream(stream, &mut run) }?;
     result.unwrap_or_else(|| Err(Failure::new("on_stream did not run its body")))
 }
 

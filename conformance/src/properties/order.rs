@@ -1,7 +1,7 @@
 //! From when and until when a tensor may be accessed: work in streams that runs late.
 
 use super::{Failure, Outcome, Pair, Take, on, on_both, same_bytes};
-use crate::{Case, Route, model};
+use crate::{Case, Route, Subject, model};
 use bridge_core::{DType, Stream};
 
 /// Returns the initial byte, the one that must be read, and the garbage of later owners.
@@ -63,12 +63,14 @@ pub(super) fn release_order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take
     let (allocated, writer) = (streams.from(case.streams.allocate), streams.from(case.streams.write));
     let (before, seen, garbage) = bytes(case);
     let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);
-    let mut tensor = on(pair.from, allocated, || Ok(pair.from.create(&case.spec, &vec![before; nbytes])?))?;
+    let base = vec![before; case.spec.base * model::itemsize(case.spec.dtype)];
+    let mut tensor = on(pair.from, allocated, || Ok(pair.from.create(&case.spec, &base)?))?;
     on(pair.from, writer, || Ok(pair.from.fill(&mut tensor, seen)?))?;
 
     let scene = Scene { pair, case, take, tensor, nbytes, garbage };
     let got = match case.route {
-        Route::Direct => scene.direct()?,
+        // Those of captures have no meaning here.
+        Route::Direct | Route::Forked | Route::Captured | Route::Meanwhile => scene.direct()?,
         Route::Noted => scene.noted(case.streams.onward, true)?,
         Route::Late => scene.noted(case.streams.drop, false)?,
         Route::Twice => scene.twice()?,
@@ -76,6 +78,8 @@ pub(super) fn release_order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take
         Route::CopyOn => scene.copy_on()?,
         Route::Beside => scene.beside()?,
         Route::Fresh => scene.fresh()?,
+        Route::Exported => scene.exported()?,
+        Route::Passing => scene.passing()?,
     };
     // There may be no native way to compare with.
     got.map_or(Ok(()), |got| same_bytes("the reader's copy", &got, &vec![seen; nbytes]))
@@ -127,6 +131,15 @@ impl<F, T> Scene<'_, F, T> {
         })
     }
 
+    /// Records the current stream for a view, in most cases by its second half alone: memory is kept whole.
+    fn note(&self, view: &T) -> Outcome {
+        let Pair { to, .. } = *self.pair;
+        let rows = to.observe(view)?.shape.first().copied().unwrap_or_default();
+        let halved = self.case.seed & PART != 0 && to.capabilities().parts && rows > 1;
+        let part = if halved { to.part(view, rows as usize / 2).transpose()? } else { None };
+        Ok(to.note(part.as_ref().unwrap_or(view))?)
+    }
+
     fn direct(self) -> Read {
         let (pair, streams) = (self.pair, self.pair.streams());
         let (writer, reader) = (streams.from(self.case.streams.write), streams.to(self.case.streams.read));
@@ -148,7 +161,7 @@ impl<F, T> Scene<'_, F, T> {
         let view = self.arrived()?;
         on(pair.to, stream, || {
             if noted {
-                pair.to.note(&view)?;
+                self.note(&view)?;
             }
             pair.to.delay()?;
             Ok(pair.to.snapshot(&view, &mut snapshot)?)
@@ -161,13 +174,13 @@ impl<F, T> Scene<'_, F, T> {
         let (pair, onward) = (self.pair, self.pair.streams().to(self.used_in(self.case.streams.onward)));
         let mut snapshot = on(pair.to, onward, || Ok(pair.to.allocate(self.nbytes)?))?;
         let mut views = [self.arrived()?, self.arrived()?];
-        if self.case.seed & 0x200 != 0 {
+        if self.case.seed & SWAPPED != 0 {
             views.reverse();
         }
         let [first, view] = views;
         on(pair.to, onward, || {
-            pair.to.note(&first)?;
-            Ok(pair.to.note(&view)?)
+            self.note(&first)?;
+            self.note(&view)
         })?;
         drop(first);
         on(pair.to, onward, || {
@@ -237,54 +250,117 @@ impl<F, T> Scene<'_, F, T> {
         let mut snapshot = pair.to.allocate(self.nbytes)?;
         // From here on all earlier work lies in the past of every stream, also of those that are not yet made.
         pair.memory()?;
-        let fresh = |external, body: &mut dyn FnMut() -> Outcome| -> Outcome {
-            let mut result = Ok(());
-            on(pair.from, writer, || {
-                Ok(pair.to.on_fresh_stream(external, &mut || {
-                    result = body();
-                    Ok(())
-                })?)
-            })?;
-            result
-        };
         // A framework that exports under an external stream may record it for its memory, and one that allocates a copy
         // under it does: that stream must not be destroyed. PyTorch's expandable segments wait for it when they shrink.
         if pair.from.profile().name != pair.to.profile().name && case.copy != Some(true) {
-            fresh(true, &mut || {
-                pair.to.read(&(self.take)(&self.tensor)?)?;
-                Ok(())
+            on(pair.from, writer, || {
+                in_passing(pair.to, true, || {
+                    pair.to.read(&(self.take)(&self.tensor)?)?;
+                    Ok(())
+                })
             })?;
         }
-        let mut view = None;
-        fresh(false, &mut || {
-            self.delay_copy()?;
-            let taken = (self.take)(&self.tensor)?;
-            pair.to.delay()?;
-            pair.to.snapshot(&taken, &mut snapshot)?;
-            view = Some(taken);
-            Ok(())
+        let view = on(pair.from, writer, || {
+            in_passing(pair.to, false, || {
+                self.delay_copy()?;
+                let taken = (self.take)(&self.tensor)?;
+                pair.to.delay()?;
+                pair.to.snapshot(&taken, &mut snapshot)?;
+                Ok(taken)
+            })
         })?;
-        let view = view.ok_or_else(|| Failure::new("on_fresh_stream did not run its body"))?;
+        release(pair, case, self.garbage, (self.tensor, view, None))?;
+        pair.memory()?;
+        Ok(Some(pair.to.read(&snapshot)?))
+    }
+
+    fn exported(mut self) -> Read {
+        let (pair, case, (_, seen, _)) = (self.pair, self.case, bytes(self.case));
+        let reader = pair.streams().to(case.streams.read);
+        let mut snapshot = on(pair.to, reader, || Ok(pair.to.allocate(self.nbytes)?))?;
+        // As in `fresh`.
+        pair.memory()?;
+        let view = on(pair.to, reader, || {
+            in_passing(pair.from, false, || {
+                pair.from.delay()?;
+                pair.from.fill(&mut self.tensor, seen)?;
+                let view = (self.take)(&self.tensor)?;
+                pair.to.delay()?;
+                pair.to.snapshot(&view, &mut snapshot)?;
+                Ok(view)
+            })
+        })?;
+        release(pair, case, self.garbage, (self.tensor, view, None))?;
+        pair.memory()?;
+        Ok(Some(pair.to.read(&snapshot)?))
+    }
+
+    fn passing(self) -> Read {
+        let (pair, case) = (self.pair, self.case);
+        let mut snapshot = pair.to.allocate(self.nbytes)?;
+        let view = self.arrived()?;
+        // As in `fresh`.
+        pair.memory()?;
+        in_passing(pair.to, false, || {
+            self.note(&view)?;
+            pair.to.delay()?;
+            Ok(pair.to.snapshot(&view, &mut snapshot)?)
+        })?;
         release(pair, case, self.garbage, (self.tensor, view, None))?;
         pair.memory()?;
         Ok(Some(pair.to.read(&snapshot)?))
     }
 }
 
+/// Runs `body` with a stream as the current one of `subject` that is dropped then.
+fn in_passing<S, R>(
+    subject: &dyn Subject<Tensor = S>,
+    external: bool,
+    body: impl FnOnce() -> Result<R, Failure>,
+) -> Result<R, Failure> {
+    let (mut body, mut result) = (Some(body), None);
+    subject.on_fresh_stream(external, &mut || {
+        result = body.take().map(|body| body());
+        Ok(())
+    })?;
+    result.unwrap_or_else(|| Err(Failure::new("on_fresh_stream did not run its body")))
+}
+
 /// Blocks allocated on each stream, so that the allocator reuses the one just released.
 const BLOCKS: usize = 2;
 
-/// Drops every reference, and lets the source's allocator reuse the memory.
+/// The bits of a seed that choose what no stream and no route says.
+const OWNER_FIRST: u64 = 0x100;
+const SWAPPED: u64 = 0x200;
+const ELSEWHERE: u64 = 0x800;
+const PART: u64 = 0x3000;
+
+/// Drops every reference, in half of the cases the views on another thread, and lets the source's allocator reuse the
+/// memory.
 fn release<F, T>(pair: &Pair<'_, F, T>, case: &Case, garbage: u8, held: (F, T, Option<F>)) -> Outcome {
     let streams = pair.streams();
     let (from, to) = (streams.from(case.streams.drop), streams.to(case.streams.drop));
     on_both(pair, from, to, || {
         let (tensor, view, second) = held;
+        // There another stream is current.
+        let elsewhere = case.seed & ELSEWHERE != 0 && case.route != Route::Late;
+        let drop_views = |view: T, second: Option<F>| match elsewhere {
+            true => {
+                second.into_iter().for_each(|second| pair.from.drop_on_thread(second));
+                pair.to.drop_on_thread(view);
+            }
+            false => drop((second, view)),
+        };
         // Both orders matter: the owner may outlive the view or not.
-        if case.seed & 0x100 == 0 {
-            drop((second, view, tensor));
-        } else {
-            drop((tensor, view, second));
+        match case.seed & OWNER_FIRST == 0 {
+            true => {
+                drop_views(view, second);
+                drop(tensor);
+            }
+            false => {
+                drop(tensor);
+                drop_views(view, second);
+            }
         }
         Ok(())
     })?;

@@ -3,7 +3,7 @@
 use super::{Outcome, Pair, as_expected, ensure, same_bytes};
 use crate::model::{self, Expected};
 use crate::{Case, Observed, words};
-use bridge_core::{Layout, Options, Plan, Result, plan};
+use bridge_core::{ErrorKind, Layout, Options, Plan, Result, plan};
 use std::ops::Range;
 
 /// Returns the addresses between the lowest and the highest byte of a tensor.
@@ -72,8 +72,15 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let source = pair.from.observe(&tensor)?;
     ensure!(source.read_only == case.spec.read_only, "the source made a tensor with read_only {}", source.read_only);
     let expected = model::expected(&source, None, pair.profiles(), case.copy);
-    let Some((view, _)) = as_expected(pair.transfer(&tensor, case.copy), expected)? else { return Ok(()) };
+    let crossed = as_expected(pair.transfer(&tensor, case.copy), expected)?;
+    if expected == Expected::Refused(ErrorKind::ReadOnly) {
+        pair.show();
+    }
+    let Some((view, _)) = crossed else { return Ok(()) };
     let want = expected == Expected::InPlace && (source.read_only || is_kept(pair));
+    if want && source.read_only {
+        pair.show();
+    }
     let old = model::elements(&case.spec, &bytes);
     if !pair.to.capabilities().writes {
         if old.is_empty() {
@@ -156,6 +163,9 @@ pub(super) fn round_trip<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         && expected == Expected::InPlace;
     let (start, end) = (source.address, seen_back.address);
     ensure!(!in_place || bits.is_empty() || start == end, "every step was in place, but {start:#x} became {end:#x}");
+    if in_place {
+        pair.show();
+    }
     let again = pair.transfer(&back, None)?.0;
     drop(back);
     same_bytes("the tensor after the second way there", &pair.to.read(&again)?, &bits)

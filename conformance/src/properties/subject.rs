@@ -153,10 +153,12 @@ fn makes_tensors<S>(subject: &dyn Subject<Tensor = S>, case: &Case) -> Outcome {
     same_bytes(&format!("{name}: what `snapshot` copied, after a write to its source"), &subject.read(&copy)?, &bytes)?;
     for stream in subject.streams() {
         let mut runs = 0;
-        subject.on_stream(stream, &mut || {
+        let mut run = || {
             runs += 1;
             Ok(())
-        })?;
+        };
+        // SAFETY: the stream is one of the subject's.
+        unsafe { subject.on_stream(stream, &mut run) }?;
         ensure!(runs == 1, "{name}: `on_stream` runs its body once, not {runs} times");
     }
     Ok(())

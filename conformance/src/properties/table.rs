@@ -1,11 +1,11 @@
 //! The properties, as a table.
 
 use super::{
-    Outcome, Pair, Take, batch, contents, copies, device, failure, graph, huge, life, order, place, subject, threads,
-    torn,
+    Outcome, Pair, Take, batch, chain, contents, copies, device, elements, failure, graph, growth, huge, life, many,
+    moves, options, order, place, raises, subject, threads, torn, users,
 };
 use crate::lists::lists;
-use crate::strategy::{apart, blocks, cases, lives, of_source, picks, tensors, tiled, uncountable};
+use crate::strategy::{apart, blocks, cases, large, lives, of_source, picks, tensors, tiled, uncountable, within};
 use crate::{Calls, Case, Op, Route, Sides, model};
 use bridge_core::{DType, DeviceKind, Pending, Strides};
 use proptest::prelude::*;
@@ -17,8 +17,9 @@ pub struct Property {
     pub name: &'static str,
     /// What it states, in one line.
     pub doc: &'static str,
-    /// Its share of the cases of a pair, in percent where every property applies.
-    pub weight: u32,
+    /// Its cases where [`Config::cases`](crate::Config::cases) is [`WHOLE`]. They are chosen by what a case costs, so that
+    /// each property of a pair like NumPy → PyTorch takes a second at most.
+    pub cases: u32,
     /// Whether the frameworks' own way can be compared with it.
     pub native: bool,
     /// Returns why it has no meaning for a pair, if it has none.
@@ -45,7 +46,11 @@ enum Check {
     Batch,
     Life,
     RoundTrip,
+    Options,
+    Chain,
+    Many,
     Copy,
+    Elements,
     Far,
     Huge,
     Staging,
@@ -54,6 +59,10 @@ enum Check {
     Threads,
     Devices,
     Graph,
+    Users,
+    Raises,
+    Growth,
+    Moves,
 }
 
 /// Returns the property with this name.
@@ -61,11 +70,26 @@ pub fn property(name: &str) -> Option<&'static Property> {
     PROPERTIES.iter().find(|property| property.name == name)
 }
 
+/// The number of cases for which the table says how many each property has. Those that apply to every pair of frameworks
+/// on the host have about as many together.
+pub const WHOLE: u32 = 10_000;
+
+/// What a pair with a framework that [compiles](crate::Capabilities::compiles) runs: one in so many cases.
+const OF_COMPILED: u32 = 4;
+
 impl Property {
+    /// Returns how many cases of a pair are run where `whole` are requested. It depends on nothing else, so that two runs
+    /// with the same seed have the same cases.
+    pub fn planned(&self, whole: u32, sides: &Sides) -> u32 {
+        let one_in = if sides.from.can.compiles || sides.to.can.compiles { OF_COMPILED } else { 1 };
+        let all = u64::from(self.cases) * u64::from(whole);
+        all.div_ceil(u64::from(WHOLE) * u64::from(one_in)).try_into().unwrap_or(u32::MAX)
+    }
+
     /// Judges one case.
     pub(crate) fn check<F, T>(&self, pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         // Half of the cases of every property are copied by kernels, half by the frameworks where both can.
-        pair.kernels.set(case.seed & 0x400 == 0 || !pair.frameworks_copy());
+        pair.copies_by(case.seed & 0x400 == 0);
         let ours: Take<'_, F, T> = &|tensor| Ok(pair.transfer(tensor, case.copy)?.0);
         self.check_with(pair, case, ours)?;
         pair.from.check()?;
@@ -88,6 +112,10 @@ impl Property {
             Check::Batch => batch::batch(pair, case),
             Check::Life => life::life(pair, case),
             Check::RoundTrip => place::round_trip(pair, case),
+            Check::Options => options::options(pair, case),
+            Check::Chain => chain::chain(pair, case),
+            Check::Many => many::many(pair, case),
+            Check::Elements => elements::elements(pair, case),
             Check::Copy => copies::copy(pair, case),
             Check::Far => copies::far(pair, case),
             Check::Huge => huge::huge(pair, case),
@@ -97,6 +125,10 @@ impl Property {
             Check::Threads => threads::threads(pair, case),
             Check::Devices => device::devices(pair, case),
             Check::Graph => graph::graph(pair, case),
+            Check::Users => users::users(pair, case),
+            Check::Raises => raises::raises(pair, case),
+            Check::Growth => growth::growth(pair, case),
+            Check::Moves => moves::moves(pair, case),
         }
     }
 }
@@ -118,10 +150,14 @@ const SUBJECT_SIZES: [usize; 4] = [16, 64, 1 << 10, 4 << 10];
 /// Bytes of the tensors of `batch`, of which there are more.
 const BATCH_SIZES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
 
+/// Bytes of the tensors of `moves`: many pieces of staging, with a ragged end.
+const MOVE_SIZES: [usize; 2] = [(10 << 20) + 4112, (20 << 20) + 48];
+
 /// Routes of `release_order`. The plain one is first: cases shrink towards it.
 const ROUTES: &[Route] = &[
     Route::Direct,
     Route::Direct,
+    Route::Noted,
     Route::Noted,
     Route::Onward,
     Route::CopyOn,
@@ -129,7 +165,12 @@ const ROUTES: &[Route] = &[
     Route::Twice,
     Route::Beside,
     Route::Fresh,
+    Route::Exported,
+    Route::Passing,
 ];
+
+/// Routes of `graph`. The plain one is first: cases shrink towards it.
+const GRAPH_ROUTES: &[Route] = &[Route::Direct, Route::Forked, Route::Captured, Route::Meanwhile];
 
 /// How `torn` copies. The plain way is first: cases shrink towards it.
 const CALLS: &[Calls] = &[Calls::Together, Calls::Halves, Calls::Prepared];
@@ -140,7 +181,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: SUBJECT,
         doc: "the subjects do what the suite relies on, and the profiles have a meaning",
-        weight: 1,
+        cases: 20,
         native: false,
         left_out: no_computed_dtype,
         strategy: |sides| cases(blocks(sides, SUBJECT_SIZES.into()), NONE),
@@ -149,7 +190,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "life",
         doc: "every lease is released once, and not before",
-        weight: 7,
+        cases: 800,
         native: false,
         left_out: no_computed_dtype,
         strategy: |sides| {
@@ -167,7 +208,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "values",
         doc: "the elements arrive bit for bit",
-        weight: 11,
+        cases: 1600,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| {
@@ -179,7 +220,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "dtype",
         doc: "every dtype crosses as itself or is refused as the profile says",
-        weight: 8,
+        cases: 1100,
         native: false,
         left_out: |_| None,
         strategy: |sides| cases(of_source(sides), EITHER),
@@ -188,7 +229,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "shape",
         doc: "shape and strides arrive",
-        weight: 8,
+        cases: 1000,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
@@ -197,7 +238,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "identity",
         doc: "in place means the same address, a copy means other memory",
-        weight: 6,
+        cases: 800,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
@@ -206,7 +247,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "honesty",
         doc: "the plan says copy exactly when the address changes",
-        weight: 10,
+        cases: 1400,
         native: false,
         left_out: |_| None,
         strategy: |sides| {
@@ -218,7 +259,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "read_only",
         doc: "read-only is kept or refused",
-        weight: 4,
+        cases: 600,
         native: false,
         left_out: |sides| {
             let none = (!sides.from.can.read_only).then_some("the source makes no read-only tensors");
@@ -238,7 +279,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "aliasing",
         doc: "writes are seen on the other side exactly when the memory is shared",
-        weight: 8,
+        cases: 1000,
         native: false,
         left_out: |sides| {
             let none = !sides.from.can.writes && !sides.to.can.writes;
@@ -250,7 +291,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "order",
         doc: "the consumer sees what the owner's stream had still to write",
-        weight: 13,
+        cases: 1200,
         native: true,
         left_out: no_streams,
         strategy: |sides| {
@@ -272,14 +313,18 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "release_order",
         doc: "memory is reused only after its last reader",
-        weight: 13,
+        cases: 1200,
         native: true,
         left_out: no_streams,
         strategy: |sides| {
-            let plain = cases(blocks(sides, BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
+            let plain = cases(within(sides, blocks(sides, BLOCK_SIZES.into())), &[None, None, None, Some(true)]);
             let route = routes(sides, ROUTES);
             (plain, picks(sides), route)
-                .prop_map(|(case, mut streams, route)| {
+                .prop_map(|(mut case, mut streams, route)| {
+                    if [Route::Exported, Route::Passing].contains(&route) {
+                        // A copy is memory of the allocator that made it, which knows the stream of that alone.
+                        case.copy = None;
+                    }
                     if case.copy == Some(true) {
                         // Only the user orders the reuse of the original after the copy.
                         streams.allocate = streams.write;
@@ -293,7 +338,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "batch",
         doc: "tensors that cross together return their memory, each after its last reader",
-        weight: 4,
+        cases: 400,
         native: false,
         left_out: no_streams,
         strategy: |sides| {
@@ -316,16 +361,63 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "round_trip",
         doc: "there and back again: the same bits, the same address",
-        weight: 5,
+        cases: 700,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
         check: Check::RoundTrip,
     },
     Property {
+        name: "options",
+        doc: "dimensions, order, device and read-only are as the caller asks",
+        cases: 800,
+        native: false,
+        left_out: |sides| one_process(sides).or_else(|| no_common_dtype(sides)),
+        strategy: |sides| {
+            let can = sides.from.can.read_only;
+            (cases(tensors(sides, sides.common_dtypes(), true), ANY), prop::bool::weighted(0.3))
+                .prop_map(move |(mut case, read_only)| {
+                    case.spec.read_only = can && read_only;
+                    case
+                })
+                .boxed()
+        },
+        check: Check::Options,
+    },
+    Property {
+        name: "chain",
+        doc: "a view of a view keeps bits, address and protection, and leaves nothing at its address",
+        cases: 400,
+        native: false,
+        left_out: |sides| one_process(sides).or_else(|| no_computed_dtype(sides)),
+        strategy: |sides| {
+            let can = sides.from.can.read_only;
+            (cases(tensors(sides, sides.computed_dtypes(), false), EITHER), any::<bool>())
+                .prop_map(move |(mut case, read_only)| {
+                    case.spec.read_only = can && read_only;
+                    case
+                })
+                .boxed()
+        },
+        check: Check::Chain,
+    },
+    Property {
+        name: "many",
+        doc: "different tensors that cross together arrive each at its place",
+        cases: 200,
+        native: false,
+        left_out: |sides| one_process(sides).or_else(|| no_computed_dtype(sides)),
+        strategy: |sides| {
+            (lists(sides), cases(tensors(sides, sides.computed_dtypes(), false), ANY))
+                .prop_map(|(pieces, case)| Case { pieces, ..case })
+                .boxed()
+        },
+        check: Check::Many,
+    },
+    Property {
         name: "copy",
         doc: "the kernels copy as the frameworks do",
-        weight: 9,
+        cases: 1000,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| {
@@ -336,9 +428,32 @@ pub static PROPERTIES: &[Property] = &[
         check: Check::Copy,
     },
     Property {
+        name: "large",
+        doc: "tensors of megabytes are copied as small ones are",
+        cases: 20,
+        native: false,
+        left_out: no_common_dtype,
+        strategy: |sides| cases(large(sides), ASKED),
+        check: Check::Copy,
+    },
+    Property {
+        name: "elements",
+        doc: "what is copied into a tensor arrives element by element, broadcast and cast",
+        cases: 250,
+        native: false,
+        left_out: no_targets,
+        strategy: |sides| {
+            let plain = cases(blocks(sides, SUBJECT_SIZES.into()), NONE);
+            (lists(sides), plain, select(CALLS))
+                .prop_map(|(pieces, case, calls)| Case { spec: pieces[0].from.clone(), pieces, calls, ..case })
+                .boxed()
+        },
+        check: Check::Elements,
+    },
+    Property {
         name: "far",
         doc: "elements that lie gigabytes apart are copied",
-        weight: 1,
+        cases: 20,
         native: false,
         left_out: |sides| {
             let compact = sides.from.profile.strides == Strides::Compact;
@@ -354,7 +469,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "huge",
         doc: "more elements than 31 bits count cross in place, there and back",
-        weight: 1,
+        cases: 20,
         native: false,
         left_out: |sides| {
             let owns = sides.to.profile.owns_memory;
@@ -369,7 +484,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "staging",
         doc: "copies that run at once do not disturb each other",
-        weight: 3,
+        cases: 300,
         native: false,
         left_out: no_streams,
         strategy: |sides| {
@@ -381,15 +496,9 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "torn",
         doc: "what is copied together is of one generation, while the sources are written",
-        weight: 4,
+        cases: 200,
         native: false,
-        left_out: |sides| {
-            let apart = !sides.from.can.foreign_streams || !sides.to.can.foreign_streams;
-            apart
-                .then_some("copies into tensors are within one process: versions are for several")
-                .or((!sides.to.is_target).then_some("the target lets no other write to its tensors"))
-                .or_else(|| no_computed_dtype(sides))
-        },
+        left_out: no_targets,
         strategy: |sides| {
             let plain = cases(blocks(sides, SUBJECT_SIZES.into()), NONE);
             // A copier keeps its sources, and a source that is not written to is replaced by another one.
@@ -406,19 +515,49 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "failure",
         doc: "where one call of a conversion fails, nothing is lost and nothing is kept",
-        weight: 4,
+        cases: 400,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| {
             let plain = cases(tensors(sides, sides.common_dtypes(), false), EITHER);
-            (plain, picks(sides)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
+            (plain, picks(sides))
+                .prop_map(|(case, mut streams)| {
+                    // Only the user orders the reuse of the original after a copy.
+                    streams.allocate = streams.write;
+                    Case { streams, ..case }
+                })
+                .boxed()
         },
         check: Check::Failure,
     },
     Property {
+        name: "users",
+        doc: "tensors as users make them convert right, or are refused as their framework says",
+        cases: 200,
+        native: false,
+        left_out: |sides| {
+            let none = !sides.from.can.usual;
+            none.then_some("no list says how users of the source make tensors").or_else(|| no_common_dtype(sides))
+        },
+        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), false), NONE),
+        check: Check::Users,
+    },
+    Property {
+        name: "raises",
+        doc: "where a framework raises, the error says so, nothing is kept, and the next conversion is right",
+        cases: 60,
+        native: false,
+        left_out: |sides| {
+            let none = !sides.from.can.raises && !sides.to.can.raises;
+            none.then_some("no function of either framework can be made to raise").or_else(|| no_common_dtype(sides))
+        },
+        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), false), NONE),
+        check: Check::Raises,
+    },
+    Property {
         name: "threads",
         doc: "threads that convert at once do not disturb each other",
-        weight: 2,
+        cases: 100,
         native: false,
         left_out: |sides| {
             let both = sides.from.can.threads && sides.to.can.threads;
@@ -430,7 +569,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "devices",
         doc: "the current device need not be the tensor's",
-        weight: 4,
+        cases: 400,
         native: false,
         left_out: |sides| {
             let none = !sides.from.can.devices && !sides.to.can.devices;
@@ -453,7 +592,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "graph",
         doc: "a conversion in a captured stream is captured, or refused where it cannot be",
-        weight: 2,
+        cases: 200,
         native: false,
         left_out: |sides| {
             let none = !sides.to.can.graphs || sides.to.streams == 0;
@@ -464,18 +603,64 @@ pub static PROPERTIES: &[Property] = &[
         strategy: |sides| {
             let captured = 1..=sides.to.streams;
             // One framework has one current stream: what is exported there is exported in the captured one.
-            let same = sides.same_framework();
-            (cases(blocks(sides, BATCH_SIZES.into()), NONE), picks(sides), captured, any::<bool>())
-                .prop_map(move |(case, mut streams, captured, inside)| {
+            let (same, count) = (sides.same_framework(), sides.to.streams);
+            let shared = sides.from.can.foreign_streams && sides.to.can.foreign_streams;
+            // One framework has one current stream.
+            let forks = !same && count > 1 && shared && sides.from.can.writes;
+            let makes = |route: &Route| match route {
+                Route::Forked => forks,
+                Route::Captured => !same,
+                Route::Meanwhile => count > 1,
+                _ => true,
+            };
+            let route = select(GRAPH_ROUTES.iter().copied().filter(makes).collect::<Vec<_>>());
+            let blocks = cases(blocks(sides, BATCH_SIZES.into()), NONE);
+            (blocks, picks(sides), captured, any::<bool>(), route, 1..count.max(2))
+                .prop_map(move |(case, mut streams, captured, inside, route, apart)| {
                     streams.read = captured;
-                    if inside || same {
+                    if inside && route == Route::Direct || same {
                         streams.write = captured;
                     }
-                    Case { streams, ..case }
+                    if [Route::Forked, Route::Meanwhile].contains(&route) {
+                        // Another one than the default stream and the captured one.
+                        streams.onward = 1 + (captured - 1 + apart) % count;
+                    }
+                    Case { streams, route, ..case }
                 })
                 .boxed()
         },
         check: Check::Graph,
+    },
+    Property {
+        name: "moves",
+        doc: "moves between host and device that run at once do not disturb each other",
+        cases: 60,
+        native: false,
+        left_out: |sides| {
+            let devices = &sides.from.profile.devices;
+            let moved = sides.device.kind == DeviceKind::CUDA && devices.contains(&DeviceKind::CPU);
+            let writes = sides.from.is_target && sides.to.is_target;
+            let apart = !sides.from.can.foreign_streams || !sides.to.can.foreign_streams;
+            (!moved)
+                .then_some("the source has no tensors on the host beside those on a device")
+                .or((!writes).then_some("one side lets no other write to its tensors"))
+                .or(apart.then_some("copies into tensors are within one process"))
+                .or_else(|| no_streams(sides))
+        },
+        strategy: |sides| {
+            let plain = cases(blocks(sides, MOVE_SIZES.into()), NONE);
+            (plain, picks(sides)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
+        },
+        check: Check::Moves,
+    },
+    Property {
+        name: "growth",
+        doc: "equal conversions leave no memory, no objects and no leases behind",
+        cases: 24,
+        native: false,
+        left_out: no_common_dtype,
+        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), false), EITHER),
+        check: Check::Growth,
     },
 ];
 
@@ -484,6 +669,18 @@ fn routes(sides: &Sides, all: &[Route]) -> BoxedStrategy<Route> {
     let takes = sides.from.profile.devices.contains(&sides.device.kind);
     let back = [Route::Onward, Route::CopyOn, Route::Beside];
     select(all.iter().copied().filter(|route| takes || !back.contains(route)).collect::<Vec<_>>()).boxed()
+}
+
+fn no_targets(sides: &Sides) -> Option<&'static str> {
+    let apart = one_process(sides).map(|_| "copies into tensors are within one process: versions are for several");
+    apart
+        .or((!sides.to.is_target).then_some("the target lets no other write to its tensors"))
+        .or_else(|| no_computed_dtype(sides))
+}
+
+fn one_process(sides: &Sides) -> Option<&'static str> {
+    let apart = !sides.from.can.foreign_streams || !sides.to.can.foreign_streams;
+    apart.then_some("it judges calls within one process")
 }
 
 fn no_common_dtype(sides: &Sides) -> Option<&'static str> {

@@ -26,7 +26,12 @@ pub(super) fn torn<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         snapshots.push(on(pair.to, reader, || scene.pieces.iter().map(room).collect::<Result<Vec<T>, Failure>>())?);
     }
     let mut copier = match case.calls {
-        Calls::Prepared => Some(on_both(pair, writer, reader, || scene.prepared())?),
+        Calls::Prepared => {
+            // A copier is called in the streams that are current then, whichever it was made in.
+            let streams = pair.streams();
+            let made = if pair.from.capabilities().legacy_stream { writer } else { streams.from(case.streams.back) };
+            Some(on_both(pair, made, streams.to(case.streams.onward), || scene.prepared())?)
+        }
         _ => None,
     };
     let held = random.below(2) == 0;
@@ -200,7 +205,7 @@ impl<'a, F, T> Scene<'a, F, T> {
     fn updates(&self) -> Vec<Update<'_, F, T>> {
         let (from, to) = (self.pair.from, self.pair.to);
         let sides = self.pieces.iter().zip(self.sources.iter().zip(&self.targets));
-        sides.map(|(piece, (tensor, out))| Update { from, tensor, to, out, dtype: Some(piece.dtype) }).collect()
+        sides.map(|(piece, (tensor, out))| Update::new(from, tensor, to, out).with_dtype(Some(piece.dtype))).collect()
     }
 
     fn copy(&self) -> Outcome {
@@ -277,7 +282,7 @@ fn made<S>(subject: &dyn Subject<Tensor = S>, spec: &Spec, on_host: bool, byte: 
     }
 }
 
-fn misfit(Misfit { index, error, .. }: Misfit) -> Failure {
+pub(super) fn misfit(Misfit { index, error, .. }: Misfit) -> Failure {
     let failure = Failure::from(error);
     Failure { message: format!("piece {}: {failure}", index + 1), ..failure }
 }

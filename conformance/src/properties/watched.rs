@@ -39,13 +39,13 @@ unsafe impl<F> Adapter for Watched<'_, F> {
         let lent = self.adapter.export(tensor)?;
         let (data, dtype, layout, pending) = (lent.data(), lent.dtype(), lent.layout().clone(), lent.pending());
         let buffer = lent.buffer();
-        let allocation = Allocation {
-            bytes: buffer.address()..buffer.address() + buffer.len(),
-            device: buffer.device(),
-            access: buffer.access(),
-            stream: buffer.stream(),
-            reuse: buffer.reuse(),
-        };
+        let allocation = Allocation::new(
+            buffer.address()..buffer.address() + buffer.len(),
+            buffer.device(),
+            buffer.access(),
+            buffer.stream(),
+            buffer.reuse(),
+        );
         let owner = Owner { _lent: lent, returned: Arc::clone(&self.returned) };
         // SAFETY: these are the properties of the buffer inside, whose producer has made the promises, and the owner
         // drops nothing but that buffer.

@@ -7,14 +7,16 @@ mod peer;
 mod pluggable;
 mod relay;
 mod remote;
+mod users;
 
 use crate::runner::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES};
-use crate::{Capabilities, Observed, Replay, Spec, Subject, Threads, model};
+use crate::{Capabilities, Observed, Raised, Replay, Spec, Subject, Threads, Usage, Usual, model};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, Error, ErrorKind, Lent, Offer, Order, Ordering, Pending, Profile, Result, Stream,
+    Adapter, Consumer, DType, Device, Error, ErrorKind, Failed, Lent, Offer, Order, Ordering, Pending, Profile, Result,
+    Stream,
 };
 use bridge_frameworks::{AnyAdapter, Framework};
-use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
+use bridge_pyo3::{PyAdapter, PyTensor, framework_error, together};
 #[doc(hidden)]
 pub use extension::fill;
 use peer::Peer;
@@ -40,6 +42,9 @@ pub struct PySubject<'py> {
     device: Device,
     capabilities: Capabilities,
     streams: Vec<Stream>,
+    /// Each `Usual` of the harness, and each `Raising`.
+    usual: Vec<Bound<'py, PyAny>>,
+    raising: Vec<Bound<'py, PyAny>>,
 }
 
 bridge_core::debug_fields!(impl[] PySubject<'_>: name, device);
@@ -125,15 +130,22 @@ impl<'py> PySubject<'py> {
         device: Device,
     ) -> PyResult<Self> {
         let handles: Vec<u64> = harness.call_method0("streams")?.extract()?;
+        let (usual, raising): (Vec<Bound<'py, PyAny>>, Vec<_>) =
+            (harness.call_method0("usual")?.extract()?, harness.call_method0("raising")?.extract()?);
+        // Another way into a framework, beside its adapter, is by what the framework offers to all.
+        let usual = users::of(usual, Known::named(name).is_some_and(|known| known.on_request))?;
+        let can = capabilities(&harness.call_method0("capabilities")?)?;
         Ok(Self {
             name: name.into(),
             adapter: Box::new(adapter),
             spec: harness.py().import("truebridge_conformance.subjects")?.getattr("Spec")?,
             device,
-            capabilities: capabilities(&harness.call_method0("capabilities")?)?,
+            capabilities: Capabilities { usual: !usual.is_empty(), raises: !raising.is_empty(), ..can },
             // SAFETY: the subjects keep their streams.
             streams: handles.into_iter().map(|handle| unsafe { Stream::from_handle(handle) }).collect(),
             harness,
+            usual,
+            raising,
         })
     }
 
@@ -174,19 +186,13 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
     let flag = |name: &str| object.getattr(name)?.extract();
     let names: Vec<String> = object.getattr("dtypes")?.extract()?;
     let defers: Vec<String> = object.getattr("defers")?.extract()?;
-    let pending = |name: &String| match name.as_str() {
-        "conjugation" => Ok(Pending::Conjugation),
-        "negation" => Ok(Pending::Negation),
-        "negated_conjugation" => Ok(Pending::NegatedConjugation),
-        _ => Err(PyValueError::new_err(format!("{name:?} is not an operation that can be deferred"))),
-    };
     Ok(Capabilities {
         dtypes: names.iter().map(|name| parsed(name)).collect::<PyResult<_>>()?,
         negative_strides: flag("negative_strides")?,
         broadcasts: flag("broadcasts")?,
         read_only: flag("read_only")?,
         unaligned: flag("unaligned")?,
-        defers: defers.iter().map(pending).collect::<PyResult<_>>()?,
+        defers: defers.iter().map(|name| pending(name)).collect::<PyResult<_>>()?,
         writes: flag("writes")?,
         immutable: flag("immutable")?,
         gigabytes: flag("gigabytes")?,
@@ -196,8 +202,22 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         devices: flag("devices")?,
         graphs: flag("graphs")?,
         legacy_stream: flag("legacy_stream")?,
+        compiles: flag("compiles")?,
         foreign_streams: true,
+        usual: false,
+        raises: false,
     })
+}
+
+/// Returns the deferred operation with this name.
+fn pending(name: &str) -> PyResult<Pending> {
+    match name {
+        "conjugation" => Ok(Pending::Conjugation),
+        "negation" => Ok(Pending::Negation),
+        "negated_conjugation" => Ok(Pending::NegatedConjugation),
+        "packing" => Ok(Pending::Packing),
+        _ => Err(PyValueError::new_err(format!("{name:?} is not an operation that can be deferred"))),
+    }
 }
 
 /// Replaces the tensor by what a method returned; `None` means that it has changed the tensor itself.
@@ -233,6 +253,10 @@ unsafe impl<'py> Adapter for PySubject<'py> {
 
     fn overwritten(&self, tensor: &PyTensor<'py>) -> Result<()> {
         self.adapter.overwritten(tensor)
+    }
+
+    fn overwritten_all(&self, tensors: &[&PyTensor<'py>]) -> Result<(), Failed> {
+        self.adapter.overwritten_all(tensors)
     }
 
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
@@ -322,6 +346,22 @@ impl<'py> Subject for PySubject<'py> {
         self.capabilities.parts.then(part)
     }
 
+    fn usual(&self, number: usize, seed: u64) -> Option<Result<Usual<'_, PyTensor<'py>>>> {
+        self.usual.get(number).map(|usual| self.raised(users::usual(self, usual, seed)))
+    }
+
+    fn raising(&self, number: usize, body: &mut dyn FnMut()) -> Option<Result<Raised>> {
+        self.raising.get(number).map(|raising| self.raised(users::raising(raising, body)))
+    }
+
+    fn drop_amid_exception(&self, tensor: PyTensor<'py>) -> Result<()> {
+        users::drop_amid_exception(tensor)
+    }
+
+    fn together(&self, body: &mut dyn FnMut()) {
+        together(body);
+    }
+
     fn threads(&self) -> Option<Threads> {
         /// What a closure holds of this interpreter is used while its thread is attached to it.
         struct Attached<'a>(&'a mut dyn FnMut());
@@ -383,7 +423,7 @@ impl<'py> Subject for PySubject<'py> {
         self.streams.clone()
     }
 
-    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    unsafe fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let switch = |handle: u64| -> Result<u64> {
             let before = self.harness.call_method1(intern!(self.py(), "use"), (handle,));
             self.raised(before.and_then(|before| before.extract()))
@@ -394,12 +434,17 @@ impl<'py> Subject for PySubject<'py> {
         result
     }
 
+    unsafe fn join(&self, earlier: Stream, later: Stream) -> Result<()> {
+        let joined = self.harness.call_method1(intern!(self.py(), "join"), (earlier.handle(), later.handle()));
+        self.raised(joined.map(drop))
+    }
+
     fn on_fresh_stream(&self, external: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let made = self.harness.call_method1(intern!(self.py(), "fresh"), (external,));
         let made: Option<u64> = self.raised(made.and_then(|made| made.extract()))?;
         let Some(handle) = made else { return body() };
         // SAFETY: the subjects keep their streams.
-        let result = self.on_stream(unsafe { Stream::from_handle(handle) }, body);
+        let result = unsafe { self.on_stream(Stream::from_handle(handle), body) };
         let ended = self.harness.call_method1(intern!(self.py(), "end"), (handle,));
         self.raised(ended.map(drop)).and(result)
     }
@@ -410,6 +455,15 @@ impl<'py> Subject for PySubject<'py> {
 
     fn settle(&self) -> Result<Option<usize>> {
         self.raised(self.harness.call_method0(intern!(self.py(), "settle")).and_then(|used| used.extract()))
+    }
+
+    fn usage(&self) -> Result<Usage> {
+        let py = self.py();
+        let count = || {
+            py.import(intern!(py, "gc"))?.call_method0(intern!(py, "collect"))?;
+            py.import(intern!(py, "sys"))?.call_method0(intern!(py, "getallocatedblocks"))?.extract()
+        };
+        Ok(Usage { objects: Some(self.raised(count())?), resident: Usage::resident() })
     }
 
     fn import_natively(&self, other: &PyTensor<'py>) -> Option<Result<PyTensor<'py>>> {

@@ -71,7 +71,7 @@ unsafe impl Adapter for Relay {
         let layout = Layout::new(DType::FLOAT32, &SHAPE, None, 0)?;
         let bytes = layout.hull(data, None)?;
         let (stream, reuse) = (self.consumer.stream, Reuse::InStreamOrder);
-        let allocation = Allocation { bytes, device: self.device, access: Access::ReadWrite, stream, reuse };
+        let allocation = Allocation::new(bytes, self.device, Access::ReadWrite, stream, reuse);
         // SAFETY: the caller of `relay` keeps the memory, and does not reuse it.
         let memory = unsafe { Memory::new(allocation, ()) };
         Lent::at(data, DType::FLOAT32, layout, memory)

@@ -4,7 +4,7 @@ use super::history::{History, Run};
 use super::picture::{layout, legend};
 use super::timeline::timeline;
 use super::{Broken, COUNTS, FaultReport, Host, KNOWN, LeftOut, Report, Summary, native};
-use crate::{Case, Coverage, PROPERTIES, PairReport, PropertyReport, Verdict, property, words};
+use crate::{Bar, Case, Coverage, PROPERTIES, PairReport, PropertyReport, Verdict, property, words};
 use std::fmt::Write;
 
 /// Returns the page of a run.
@@ -16,6 +16,7 @@ pub(super) fn page(report: &Report, history: &History) -> String {
         comparison(report),
         pairs(report),
         coverage(report),
+        histogram(report),
         faults(&report.faults),
         left_out(&report.left_out),
         runs(&history.runs),
@@ -213,7 +214,7 @@ fn cell(pair: &PairReport, name: &str) -> String {
 }
 
 fn coverage(report: &Report) -> String {
-    let bar = |Coverage { in_place, copied, refused }: Coverage| {
+    let bar = |Coverage { in_place, copied, refused, .. }: Coverage| {
         let all = (in_place + copied + refused).max(1);
         let part = |class: &str, count: u32| {
             format!("<i class=\"{class}\" style=\"width:{:.1}%\"></i>", f64::from(count) / f64::from(all) * 100.0)
@@ -258,6 +259,26 @@ fn coverage(report: &Report) -> String {
          </tbody></table></div></details>\n</section>\n",
         heading("<th></th>"),
         heading("<th>pair</th><th>property</th>"),
+    )
+}
+
+/// Which cases were run: a kind that is missing is a hole.
+fn histogram(report: &Report) -> String {
+    if report.histogram.is_empty() {
+        return String::new();
+    }
+    let row = |bar: &Bar| {
+        let Bar { by, kind, pairs, cases, coverage: Coverage { in_place, copied, refused, .. } } = bar;
+        let numbers = [pairs, cases, in_place, copied, refused];
+        let numbers: String = numbers.iter().map(|number| format!("<td class=\"number\">{number}</td>")).collect();
+        format!("<tr><td>{}</td><th scope=\"row\">{}</th>{numbers}</tr>\n", escaped(by), escaped(kind))
+    };
+    let rows: String = report.histogram.bars().into_iter().map(row).collect();
+    let columns = ["pairs", "cases", "in place", "copied", "refused"];
+    let columns: String = columns.iter().map(|name| format!("<th class=\"number\">{name}</th>")).collect();
+    format!(
+        "<section id=\"cases\">\n<h2>Cases</h2>\n<details><summary>Which cases were run</summary><div class=\"scroll\"><table>\
+         <thead><tr><th></th><th></th>{columns}</tr></thead>\n<tbody>{rows}</tbody></table></div></details>\n</section>\n"
     )
 }
 

@@ -1,7 +1,7 @@
 //! Markdown, for a pull request or a page.
 
 use super::{Broken, COUNTS, FaultReport, Host, KNOWN, LeftOut, Report, Summary, native};
-use crate::{Coverage, PairReport, PropertyReport, Verdict, words};
+use crate::{Bar, Coverage, PairReport, PropertyReport, Verdict, words};
 
 impl Report {
     /// Returns what failed, the matrix of the pairs, the coverage, then every property, the faults, and what was left
@@ -21,6 +21,19 @@ impl Report {
                 words::counted_as(folded.len(), "row that does", "rows that do")
             );
             table(&mut text, HEADING, folded.into_iter());
+            text += "\n</details>\n";
+        }
+        let bar = |bar: &&Bar| {
+            let Bar { by, kind, pairs, cases, coverage: Coverage { in_place, copied, refused, .. } } = bar;
+            format!("| {by} | {kind} | {pairs} | {cases} | {in_place} | {copied} | {refused} |")
+        };
+        if !self.histogram.is_empty() {
+            text += "\n<details><summary>Which cases were run</summary>\n";
+            table(
+                &mut text,
+                "| by | kind | pairs | cases | in place | copied | refused |\n|---|---|--:|--:|--:|--:|--:|",
+                self.histogram.bars().iter().map(bar),
+            );
             text += "\n</details>\n";
         }
         let fault = |fault: &FaultReport| {
@@ -60,7 +73,11 @@ impl Report {
             let row = |row: &Vec<String>| format!("| **{}** | {} |", row[0], row[1..].join(" | "));
             table(&mut text, &format!("| {} |\n{line}|", heading.join(" | ")), rows.iter().map(row));
         }
-        let row = |(name, cases, Coverage { in_place, copied, refused }): &(&str, u32, Coverage)| {
+        if !self.idle().is_empty() {
+            text += "\nDoes not apply:\n\n";
+            text.extend(self.idle().iter().map(|line| format!("- {}\n", plain(line))));
+        }
+        let row = |(name, cases, Coverage { in_place, copied, refused, .. }): &(&str, u32, Coverage)| {
             format!("| {name} | {cases} | {in_place} | {copied} | {refused} |")
         };
         table(
@@ -102,7 +119,7 @@ fn properties(pair: &PairReport) -> impl Iterator<Item = (&PropertyReport, &Pair
 fn row(property: &PropertyReport, pair: &PairReport) -> String {
     let native = property.native.map_or(String::new(), native);
     let reason = cell(property.reason.as_deref().unwrap_or_default());
-    let PropertyReport { name, cases, coverage: Coverage { in_place, copied, refused }, .. } = property;
+    let PropertyReport { name, cases, coverage: Coverage { in_place, copied, refused, .. }, .. } = property;
     let (from, to, verdict) = (&pair.from, &pair.to, verdict(property.verdict));
     format!("| {name} | {from} → {to} | {cases} | {in_place}, {copied}, {refused} | {verdict} | {native} | {reason} |")
 }

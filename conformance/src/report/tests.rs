@@ -18,7 +18,7 @@ fn report() -> Report {
     let mut shape = property("shape", Verdict::Failed, Some("<wrong>"));
     (shape.kept, shape.millis) = (Some("out dir/cupy-torch-shape-1.json".into()), 1500);
     shape.counterexample = Some(serde_json::from_str(CASE).unwrap());
-    shape.coverage = Coverage { in_place: 6, copied: 3, refused: 1 };
+    shape.coverage = Coverage { in_place: 6, copied: 3, refused: 1, ..Coverage::default() };
     let bad = vec![
         property("values", Verdict::Crashed, Some("the process died of SIGABRT; a | b")),
         shape,
@@ -108,7 +108,7 @@ fn the_markdown_shows_the_matrix_and_every_row_and_folds_what_does_not_apply() {
     let text = report().markdown();
     assert!(text.contains("| from ↓ to → | torch | cupy |\n|---|---|---|\n"), "{text}");
     assert!(text.contains("| **torch** | – | 2 of 2, 20 cases |"), "{text}");
-    assert!(text.contains("| **cupy** | ✗ 0 + 1 expected of 3, 40 cases | – |"), "{text}");
+    assert!(text.contains("| **cupy** | ✗ 0 + 1 expected of 3 (1 not applicable), 40 cases | – |"), "{text}");
     assert!(text.contains("| order | torch → cupy | 10 | 0, 0, 0 | passed | wrong 7, refused 1 of 10 |"), "{text}");
     assert!(text.contains("| shape | 10 | 6 | 3 | 1 |"), "{text}");
     assert!(text.contains(r"died of SIGABRT; a \| b |"), "{text}");
@@ -121,10 +121,11 @@ fn the_markdown_shows_the_matrix_and_every_row_and_folds_what_does_not_apply() {
 fn a_terminal_shows_the_matrix_in_columns_and_what_needs_a_look() {
     let text = report().text();
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines[0], "from ↓ to →  torch                            cupy");
-    assert_eq!(lines[1], "torch        –                                2 of 2, 20 cases");
-    assert_eq!(lines[2], "cupy         ✗ 0 + 1 expected of 3, 40 cases  –");
+    assert_eq!(lines[0], "from ↓ to →  torch                                               cupy");
+    assert_eq!(lines[1], "torch        –                                                   2 of 2, 20 cases");
+    assert_eq!(lines[2], "cupy         ✗ 0 + 1 expected of 3 (1 not applicable), 40 cases  –");
     assert!(text.contains("left out: numpy: host memory only\n"), "{text}");
+    assert!(text.contains("does not apply: order: no streams (1 of 2 pairs)\n"), "{text}");
     assert!(text.contains("survived: double_release, not caught by life\n"), "{text}");
 }
 

@@ -85,6 +85,33 @@ const STEPS: &[(&str, Option<Route>, &[Step])] = &[
         ],
     ),
     (
+        "release_order",
+        Some(Route::Exported),
+        &[
+            CREATE,
+            (Source, WRITE, "in a stream of its own: the tensor is written late, and exported"),
+            (Target, READ, "it is imported, and the view read late"),
+            (Source, WRITE, "that other stream is destroyed"),
+            RELEASE,
+            GARBAGE,
+            MORE,
+        ],
+    ),
+    (
+        "release_order",
+        Some(Route::Passing),
+        &[
+            CREATE,
+            FILL,
+            IMPORT,
+            (Target, ONWARD, "a stream of its own is recorded, and the view read there late"),
+            (Target, ONWARD, "that stream is destroyed"),
+            RELEASE,
+            GARBAGE,
+            MORE,
+        ],
+    ),
+    (
         "batch",
         None,
         &[
@@ -122,7 +149,20 @@ const STEPS: &[(&str, Option<Route>, &[Step])] = &[
         &[
             (Source, WRITE, "up to three tensors are made and exported"),
             (Target, READ, "they are imported, and one call on the way fails"),
-            (Target, READ, "each is imported once more"),
+            (Source, WRITE, "one is written late, and exported once more"),
+            (Target, READ, "it is imported, and read late"),
+            RELEASE,
+            GARBAGE,
+        ],
+    ),
+    (
+        "moves",
+        None,
+        &[
+            (Target, READ, MOVED),
+            (Target, ONWARD, MOVED),
+            (Target, READ, "the target is written late, and moved to the host"),
+            (Target, ONWARD, "so is the other one"),
         ],
     ),
     (
@@ -139,6 +179,42 @@ const STEPS: &[(&str, Option<Route>, &[Step])] = &[
     ),
     (
         "graph",
+        Some(Route::Forked),
+        &[
+            (Target, READ, "a capture begins in this stream"),
+            (Target, ONWARD, "this one joins it: the tensor is written there, late, and exported"),
+            (Target, READ, "it is imported and read"),
+            (Target, READ, "the graph is replayed"),
+        ],
+    ),
+    (
+        "graph",
+        Some(Route::Captured),
+        &[
+            CREATE,
+            FILL,
+            IMPORT,
+            (Target, READ, "this stream is captured: the view is read, and dropped"),
+            (Source, WRITE, "the tensor is dropped"),
+            GARBAGE,
+            MORE,
+            (Target, READ, "the graph is replayed"),
+        ],
+    ),
+    (
+        "graph",
+        Some(Route::Meanwhile),
+        &[
+            (Source, WRITE, "two tensors are made and exported"),
+            (Target, READ, "one is imported"),
+            (Target, ONWARD, "the other is imported"),
+            (Target, READ, "this stream is captured: the first view is read"),
+            (Target, ONWARD, "during the capture the second view is read late, and dropped"),
+            (Target, READ, "the graph is replayed"),
+        ],
+    ),
+    (
+        "graph",
         None,
         &[
             (Source, WRITE, "the tensor is made and exported"),
@@ -149,6 +225,7 @@ const STEPS: &[(&str, Option<Route>, &[Step])] = &[
     ),
 ];
 
+const MOVED: &str = "a tensor of the host is moved into one of the device, late";
 const LATE_WRITE: Step = (Source, WRITE, "the tensor is written late");
 const CREATE: Step = (Source, ALLOCATE, "the tensor is made");
 const FILL: Step = (Source, WRITE, "it is written");

@@ -2,7 +2,7 @@
 
 use super::options::{Options, PairName};
 use super::peers::{PEERS, Peer};
-use super::variants::{VARIANTS, Variant, agree, is_lent};
+use super::variants::{EXTRA, VARIANTS, Variant, agree, beside, is_lent};
 use crate::names::{adapter_of, in_other_process, remote};
 use crate::report::{Host, LeftOut};
 use bridge_core::{Device, DeviceKind};
@@ -134,17 +134,21 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
         return Err(format!("{to} is known by its protocol alone, which makes it a source: run {to}:{from}"));
     }
     let is_named = |name: &str| named.contains(&name);
+    // Across processes the other one has the frameworks as they are.
+    let is_extra = |name: &str| named.is_empty() && !options.across_processes && EXTRA.contains(&name);
     let wanted = known().flat_map(|known| with_variants(known).map(move |name| (known, name)));
     let wanted = wanted.filter(|(known, name)| {
         let by_variants = options.variants && (named.is_empty() || is_named(known.name));
         let plain = named.is_empty() && name == known.name;
-        is_named(name) || !known.on_request && (plain || by_variants)
+        is_named(name) || is_extra(name) || !known.on_request && (plain || by_variants)
     });
     let (mut fit, mut left_out) = (Vec::new(), Vec::new());
     for (known, name) in wanted {
-        let host_memory = device.kind == DeviceKind::CPU && name != known.name;
+        let host_memory = device.kind == DeviceKind::CPU && name != known.name && !EXTRA.contains(&name.as_str());
         let reason = host_memory.then(|| "a variant is about memory of a CUDA device".into());
         match known.left_out(device, host).or(reason) {
+            // The plain adapter says why.
+            Some(_) if is_extra(&name) => (),
             Some(reason) => left_out.push(LeftOut { adapter: name, reason }),
             None => fit.push(name),
         }
@@ -165,11 +169,13 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
         // All variants beside all others would be too many pairs: each runs beside itself and the plain frameworks.
         let plain = |name| is_named(name) || adapter_of(name) == name || in_other_process(name).is_some();
         let few = from == to || plain(from) || plain(to);
+        let extra = !is_extra(from) || to == beside(device);
+        let extra = extra && (!is_extra(to) || from == beside(device));
         // A library that no adapter knows is a source in this process.
         let here = in_other_process(from).or(in_other_process(to)).is_none();
         let taken = !is_peer(to) && (here || !is_peer(from));
         let is_chosen = options.pairs.is_empty() || options.pairs.iter().any(|named| options.chooses(pair, named));
-        agree(from, to) && few && taken && is_chosen
+        agree(from, to) && few && extra && taken && is_chosen
     };
     Ok((all.filter(chosen).collect(), left_out))
 }
@@ -251,6 +257,17 @@ mod tests {
         let (pairs, left_out) = select_names("", Device::CPU, &host(&["torch", "numpy", "cupy"], &[])).unwrap();
         assert_eq!(pairs, ["torch:torch", "torch:numpy", "numpy:torch", "numpy:numpy"]);
         assert_eq!(left_out[..2], ["cupy: no CUDA device", "jax: not installed: pip install jax"]);
+    }
+
+    #[test]
+    fn what_every_run_has_beside_the_plain_adapters_goes_beside_one_of_them() {
+        let host = host(&["torch", "torch-capsules", "numpy", "jax"], &[]);
+        let (pairs, _) = select_names("", Device::CPU, &host).unwrap();
+        let extra: Vec<_> = pairs.iter().filter(|pair| EXTRA.iter().any(|extra| pair.contains(extra))).collect();
+        assert_eq!(extra, ["numpy:jax+x32", "numpy:torch-capsules", "jax+x32:numpy", "torch-capsules:numpy"]);
+        let named = select_names("--pairs torch:jax+x32,torch-capsules:torch", Device::CPU, &host).unwrap().0;
+        assert_eq!(named, ["torch:jax+x32", "torch-capsules:torch"]);
+        assert!(select_names("--adapters torch,numpy", Device::CPU, &host).unwrap().0.len() == 4);
     }
 
     #[test]

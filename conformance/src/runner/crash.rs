@@ -13,6 +13,10 @@ use std::{fs, io};
 /// The most steps: each starts a process and loads its frameworks.
 const STEPS: u32 = 100;
 
+/// What is said of a case in which a process died that does not die in it alone.
+const ALONE: &str = "; alone in a process the case passes, so an earlier case may have freed memory that is still used: run \
+                     the pair again with the same seed";
+
 /// Shrinks the case in which a worker died, by running smaller ones in processes of their own for as long as `left`.
 /// Returns the smallest that was found, and a note for the reason.
 pub fn shrink(
@@ -42,7 +46,7 @@ pub fn shrink(
     };
     match dies(&at.case) {
         None => return as_it_was(out_of_time),
-        Some(false) => return as_it_was("; alone in a process the case does no harm"),
+        Some(false) => return as_it_was(ALONE),
         Some(true) => (),
     }
     let tree = tree(property, sides, job.seed, at.index);

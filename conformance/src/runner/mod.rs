@@ -28,8 +28,8 @@ use crate::expect::{self, read_expectations};
 use crate::fault::run_faults;
 use crate::properties::SUBJECT;
 use crate::report::{GitHub, Host, LeftOut, Report, SCHEMA, Summary, quoted};
-use crate::{Expectation, PairReport, Regression, Verdict};
-use bridge_core::{Device, DeviceKind};
+use crate::{Expectation, PairReport, Regression, Verdict, words};
+use bridge_core::Device;
 use crash::Replay;
 use pair::Job;
 use progress::{Display, Progress};
@@ -48,6 +48,10 @@ const USAGE: i32 = 2;
 const SILENCE: Duration = Duration::from_secs(180);
 /// The most time for a pair, whatever its budget.
 const WHOLE: Duration = Duration::from_secs(1800);
+/// How much longer than its time budget a run may take, where a tenth of it is less.
+const OVERTIME: Duration = Duration::from_secs(20);
+/// What of that is for ending the workers and writing the reports.
+const SPARE: Duration = Duration::from_secs(5);
 /// How long a worker may take, without a sanitizer.
 const USUAL: Patience = Patience { silence: SILENCE, whole: WHOLE, shrinking: Duration::from_secs(60) };
 
@@ -87,6 +91,7 @@ struct Suite<'a> {
     /// The report of an earlier run, and its file.
     baseline: Option<(Report, &'a Path)>,
     report: Report,
+    started: Instant,
 }
 
 impl<'a> Suite<'a> {
@@ -121,8 +126,7 @@ impl<'a> Suite<'a> {
             seed: options.seed.unwrap_or_else(random_seed),
             cases: options.cases.unwrap_or(match options.sanitizer {
                 Some(_) => sanitizer::CASES,
-                None if device.kind == DeviceKind::CPU => 1000,
-                None => 10_000,
+                None => crate::WHOLE,
             }),
             command: options.command.clone().unwrap_or_else(|| command(&around.launch)),
             left_out,
@@ -130,7 +134,7 @@ impl<'a> Suite<'a> {
         };
         let read = |path: &'a PathBuf| Ok::<_, String>((baseline(path, &report.device)?, path.as_path()));
         let baseline = options.baseline.as_ref().map(read).transpose()?;
-        Ok(Self { options, around, expectations, pairs, baseline, report })
+        Ok(Self { options, around, expectations, pairs, baseline, report, started: Instant::now() })
     }
 
     /// Keeps cases that fail in `kept`, and removes those that pass now.
@@ -139,7 +143,13 @@ impl<'a> Suite<'a> {
         if self.options.faults {
             self.faults();
         }
-        self.report.pairs = self.judged(kept)?;
+        let (pairs, late) = self.judged(kept)?;
+        self.report.pairs = pairs;
+        if !late.is_empty() {
+            let adapter = words::counted(late.len(), "pair");
+            let reason = format!("the time was over: {}", late.join(", "));
+            self.report.left_out.push(LeftOut { adapter, reason });
+        }
         if self.options.wants_pairs() {
             self.report.stale = expect::stale(&self.expectations, &adapters::names(), &self.report.pairs);
         }
@@ -166,13 +176,15 @@ impl<'a> Suite<'a> {
         Ok(self.report.exit_code())
     }
 
-    /// Judges the pairs, as many at once as the options say. Returns their reports in the order of the pairs.
+    /// Judges the pairs, as many at once as the options say. Returns their reports in the order of the pairs, and those
+    /// that no time was left for.
     ///
     /// # Errors
     ///
     /// A case cannot be kept.
-    fn judged(&self, kept: &Path) -> Result<Vec<PairReport>, String> {
-        let (started, next) = (Instant::now(), AtomicUsize::new(0));
+    fn judged(&self, kept: &Path) -> Result<(Vec<PairReport>, Vec<String>), String> {
+        let next = AtomicUsize::new(0);
+        let started = self.started;
         let jobs = usize::from(self.options.jobs).min(self.pairs.len());
         let one = |index: usize, pair: &PairName| {
             let left = self.options.time_budget.map(|whole| {
@@ -180,9 +192,12 @@ impl<'a> Suite<'a> {
                 // Those that run at once share no time.
                 left / (self.pairs.len() - index).div_ceil(jobs) as u32
             });
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok((index, None));
+            }
             let mut judged = self.pair(pair, left)?;
             keep(&mut judged, kept).map_err(|error| error.to_string())?;
-            Ok((index, judged))
+            Ok((index, Some(judged)))
         };
         let take = || {
             let index = next.fetch_add(1, Relaxed);
@@ -198,7 +213,9 @@ impl<'a> Suite<'a> {
         });
         let mut done = done?;
         done.sort_by_key(|(index, _)| *index);
-        Ok(done.into_iter().map(|(_, judged)| judged).collect())
+        let late = done.iter().filter(|(_, judged)| judged.is_none()).map(|(index, _)| self.pairs[*index].arrow());
+        let late = late.collect();
+        Ok((done.into_iter().filter_map(|(_, judged)| judged).collect(), late))
     }
 
     fn faults(&mut self) {
@@ -230,6 +247,16 @@ impl<'a> Suite<'a> {
         Display { width: width.unwrap_or_default(), verbose: self.options.verbose, bars }
     }
 
+    /// Returns how long a worker may take. The run ends soon after its time.
+    fn patience(&self) -> Patience {
+        let Patience { silence, whole, shrinking } = patience(self.options);
+        let left = self.options.time_budget.map_or(whole, |seconds| {
+            let seconds = Duration::from_secs(seconds);
+            (seconds + (seconds / 10).max(OVERTIME) - SPARE).saturating_sub(self.started.elapsed())
+        });
+        Patience { silence, whole: whole.min(left), shrinking: shrinking.min(left) }
+    }
+
     /// # Errors
     ///
     /// The device does not read back, which would be a mistake in this file.
@@ -242,10 +269,10 @@ impl<'a> Suite<'a> {
             cases: self.report.cases,
             seed: self.report.seed,
             budget,
-            patience: patience(self.options),
+            patience: self.patience(),
             options: self.options,
         };
-        let progress = Progress::new(pair, job.cases, self.display());
+        let progress = Progress::new(pair, self.display());
         let mut judged = job.judge(&progress);
         expect::apply(&self.expectations, &mut judged);
         progress.finish(&judged);

@@ -30,7 +30,8 @@ pub struct Options {
     /// alone, without this option.
     #[arg(long)]
     pub across_processes: bool,
-    /// Cases of each pair (default: 1000 on the cpu, 10000 on a CUDA device).
+    /// Cases of each pair (default: 10000). Each property has a fixed share of them, and pairs with a framework that
+    /// compiles programs for them, as JAX does, run a quarter.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub cases: Option<u32>,
     /// Seed of all cases (default: a new one for each run; it is printed).
@@ -43,7 +44,7 @@ pub struct Options {
     /// caching of frameworks' allocators. What it finds fails the pair.
     #[arg(long, value_name = "TOOL")]
     pub sanitizer: Option<Sanitizer>,
-    /// Time for the whole run, in seconds: fewer cases run where it does not suffice.
+    /// Time for the whole run, in seconds: fewer cases run where it does not suffice, and pairs are left out.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub time_budget: Option<u64>,
     /// Run the planted faults: on the simulated device and, in a build with the feature `planted`, in the adapters of
@@ -72,6 +73,9 @@ pub struct Options {
     /// Judge this pair in this process, and write messages to the standard output.
     #[arg(long, hide = true)]
     pub worker: Option<PairName>,
+    /// When the time of a worker is over, in milliseconds of the Unix epoch: it has loaded its frameworks by then.
+    #[arg(long, hide = true)]
+    pub until: Option<u64>,
     /// Plant this flaw where tensors cross between the processes of the pair.
     #[arg(long, hide = true)]
     pub plant: Option<String>,

@@ -7,8 +7,9 @@ use super::protocol::Message;
 use super::sanitizer::Sanitizer;
 use super::variants::environment;
 use super::watch::{Ending, Patience, Watch};
+use super::worker::now;
 use crate::names::WORKER;
-use crate::{Case, PROPERTIES, PairReport, PropertyReport, REPLAYED, Sides, Verdict};
+use crate::{Case, PROPERTIES, PairReport, PropertyReport, REPLAYED, Sides, Verdict, property};
 use bridge_core::Device;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -43,6 +44,14 @@ pub struct At {
     pub case: Case,
 }
 
+/// The variable with the share of a device's memory that JAX takes when it begins, and that share in percent where it is
+/// alone there.
+const MEMORY: &str = "XLA_PYTHON_CLIENT_MEM_FRACTION";
+const SHARE: u8 = 75;
+
+/// A worker that was silent for this time when the time of the run was over hangs. Others are only late.
+const HANGS: Duration = Duration::from_secs(10);
+
 /// How the work of one worker ended.
 enum Work {
     Done,
@@ -57,6 +66,8 @@ struct Death {
     sides: Option<Sides>,
     /// The time since the property before it was done.
     took: Duration,
+    /// The time since the last message.
+    silent: Duration,
 }
 
 impl Job<'_> {
@@ -76,10 +87,15 @@ impl Job<'_> {
         }
     }
 
-    /// Returns the variables of a worker's environment: the allocators of the pair's variants, or those of a sanitizer.
-    pub fn environment(&self) -> Vec<(&'static str, &'static str)> {
+    /// Returns the variables of a worker's environment: the allocators of the pair's variants, or those of a sanitizer,
+    /// and the share of a device that JAX takes at once, where several workers use it.
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
         let variants = environment([self.pair.from.as_str(), self.pair.to.as_str()]);
-        self.options.sanitizer.iter().flat_map(|_| Sanitizer::environment()).chain(variants).collect()
+        let known = self.options.sanitizer.iter().flat_map(|_| Sanitizer::environment()).chain(variants);
+        let share = f64::from(SHARE) / 100.0 / f64::from(self.options.jobs);
+        let shared = self.options.jobs > 1 && std::env::var_os(MEMORY).is_none();
+        let share = shared.then(|| (MEMORY, format!("{share:.3}")));
+        known.map(|(name, value)| (name, value.to_owned())).chain(share).collect()
     }
 
     /// Returns what a sanitizer has found, if a worker ended for that.
@@ -106,6 +122,12 @@ impl Job<'_> {
                     report.properties.push(refused);
                     return report;
                 }
+                Work::Died(death) if self.is_late(&death) => {
+                    let late = |name| failed(name, 0, Verdict::NotApplicable, "the time was over".into());
+                    let late: Vec<_> = self::rest(&report, &self.options.properties).into_iter().map(late).collect();
+                    report.properties.extend(late);
+                    return report;
+                }
                 Work::Died(death) => {
                     let died = Instant::now();
                     let crashed = self.crashed(&death, shrinking, progress);
@@ -127,9 +149,14 @@ impl Job<'_> {
         }
     }
 
+    /// Returns whether a worker was only killed because the time of the run was over.
+    fn is_late(&self, death: &Death) -> bool {
+        self.budget.is_some() && matches!(death.ending, Ending::Overdue(_)) && death.silent < HANGS
+    }
+
     /// Returns the verdict on the property in which a worker died, with the smallest case that `shrinking` suffices for.
     fn crashed(&self, death: &Death, shrinking: Duration, progress: &Progress) -> PropertyReport {
-        let Death { ending, last_words, at, sides, took } = death;
+        let Death { ending, last_words, at, sides, took, .. } = death;
         let words = if last_words.is_empty() { String::new() } else { format!("; its last words: {last_words}") };
         let Some(at) = at else {
             return failed(WORKER, 0, Verdict::Crashed, format!("outside any case, {ending}{words}"));
@@ -142,14 +169,14 @@ impl Job<'_> {
 
     /// Lets one worker judge the properties of `rest`, as far as it gets.
     fn one_worker(&self, rest: &[&str], started: Instant, report: &mut PairReport, progress: &Progress) -> Work {
-        let run: u32 = report.properties.iter().map(|property| property.cases).sum();
         let mut more = vec![
-            format!("--cases={}", self.cases.saturating_sub(run).max(1)),
+            format!("--cases={}", self.cases),
             format!("--seed={}", self.seed),
             format!("--properties={}", rest.join(",")),
         ];
         if let Some(budget) = self.budget {
-            more.push(format!("--time-budget={}", budget.saturating_sub(started.elapsed()).as_secs().max(1)));
+            let left = budget.saturating_sub(started.elapsed());
+            more.push(format!("--until={}", now() + left.as_millis() as u64));
         }
         let patience = Patience { whole: self.patience.whole.saturating_sub(started.elapsed()), ..self.patience };
         let mut watch = match Watch::start(&self.worker(more), &self.environment(), patience) {
@@ -159,8 +186,14 @@ impl Job<'_> {
         let (mut sides, mut at, mut done) = (None, None, None);
         let mut last = Instant::now();
         loop {
+            let asked = Instant::now();
             match watch.next() {
-                Ok(Message::Hello(known)) => sides = Some(*known),
+                Ok(Message::Hello(known)) => {
+                    let ahead = rest.iter().filter_map(|name| property(name));
+                    let ahead = ahead.filter(|property| (property.left_out)(&known).is_none());
+                    progress.ahead(ahead.map(|property| property.planned(self.cases, &known)).sum());
+                    sides = Some(*known);
+                }
                 Ok(Message::Started { property, index, case }) => {
                     progress.case(&property);
                     at = Some(At { property, index, case });
@@ -178,8 +211,9 @@ impl Job<'_> {
                     if let Some(work) = found.or(done.take().filter(|_| ending == Ending::Exit(0))) {
                         return work;
                     }
-                    let (last_words, took) = (watch.last_words(), last.elapsed());
-                    return Work::Died(Box::new(Death { ending, last_words, at, sides, took }));
+                    let (silent, took) = (asked.elapsed(), last.elapsed());
+                    let last_words = watch.last_words();
+                    return Work::Died(Box::new(Death { ending, last_words, at, sides, took, silent }));
                 }
             }
         }

@@ -13,8 +13,8 @@ use crate::report::Host;
 use bridge_core::{Device, DeviceKind};
 use std::ffi::OsString;
 
-/// Cases of the property that must find a flaw. It stops at the first that fails.
-const CASES: u32 = 400;
+/// The cases with which a flaw must be found: those of a run on the host. A property stops at the first that fails.
+const CASES: u32 = crate::WHOLE;
 
 /// What is planted into a pair on a device.
 struct Planted {

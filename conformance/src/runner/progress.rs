@@ -31,13 +31,13 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins a pair of `cases` cases. The bar is hidden where the standard output is not a terminal, and in CI.
-    pub fn new(pair: &PairName, cases: u32, display: Display) -> Self {
+    /// Begins a pair. The bar is hidden where the standard output is not a terminal, and in CI.
+    pub fn new(pair: &PairName, display: Display) -> Self {
         let target = match env::var_os("CI") {
             None if display.bars => ProgressDrawTarget::stdout(),
             _ => ProgressDrawTarget::hidden(),
         };
-        let bar = ProgressBar::with_draw_target(Some(cases.into()), target);
+        let bar = ProgressBar::with_draw_target(Some(0), target);
         bar.set_style(ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar()));
         let pair = format!("{:<1$}", pair.arrow(), display.width);
         bar.set_prefix(pair.clone());
@@ -45,6 +45,11 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_secs(1));
         }
         Self { bar, display, pair, failed: Cell::default(), started: Instant::now() }
+    }
+
+    /// Says how many cases a worker has to run, beside those that have run.
+    pub fn ahead(&self, cases: u32) {
+        self.bar.set_length(self.bar.position() + u64::from(cases));
     }
 
     /// Counts a case of `property`, which begins.
@@ -148,7 +153,7 @@ mod tests {
     #[test]
     fn failures_are_counted_as_they_come() {
         let pair: PairName = "torch:numpy".parse().unwrap();
-        let progress = Progress::new(&pair, 10, Display { width: 20, ..Display::default() });
+        let progress = Progress::new(&pair, Display { width: 20, ..Display::default() });
         assert_eq!(progress.pair, "torch → numpy       ");
         progress.case("values");
         progress.property(&report(&[Verdict::Failed]).properties[0]);

@@ -63,7 +63,7 @@ impl Folder {
             patience: Patience { silence: Duration::from_millis(1500), whole: Duration::from_secs(60), shrinking },
             options: &options,
         };
-        job.judge(&Progress::new(job.pair, job.cases, Display::default()))
+        job.judge(&Progress::new(job.pair, Display::default()))
     }
 
     /// The exit code and the report of a whole run whose workers run this script.

@@ -1,4 +1,4 @@
-//! Variants of a framework: the allocators that it documents, each chosen by the environment of a worker.
+//! Variants of a framework: the allocators that it documents and its modes, each chosen by the environment of a worker.
 //!
 //! A variant is named by the adapter's name and its own, such as `torch+uncached`, in options, reports, expectations
 //! and kept cases. So a kept case is replayed under the allocator with which it failed.
@@ -6,9 +6,10 @@
 //! A framework in another process is named likewise: `torch+remote`.
 
 use crate::names::{MARK, adapter_of, in_other_process};
+use bridge_core::{Device, DeviceKind};
 use bridge_frameworks::Framework;
 
-/// One variant of a framework's adapter. All of them concern memory of CUDA devices.
+/// One variant of a framework's adapter. All but `EXTRA` concern memory of CUDA devices.
 #[derive(Debug, Clone, Copy)]
 pub struct Variant {
     /// The framework.
@@ -51,6 +52,16 @@ variants! {
     CuPy, "managed", COPIED: "CONFORMANCE_CUPY_ALLOCATOR" = "managed";
     CuPy, "shared", LENT: "CONFORMANCE_CUPY_ALLOCATOR" = "shared";
     TensorFlow, "async", COPIED: "TF_GPU_ALLOCATOR" = "cuda_malloc_async";
+    JAX, "x32", LENT: "JAX_ENABLE_X64" = "0";
+}
+
+/// What every run has beside the plain adapters, each beside one of them: the way into PyTorch of versions before 2.10,
+/// and JAX without elements of 64 bits, as it is by default.
+pub const EXTRA: [&str; 2] = ["torch-capsules", "jax+x32"];
+
+/// Returns the plain adapter that [`EXTRA`] run beside.
+pub fn beside(device: Device) -> &'static str {
+    if device.kind == DeviceKind::CPU { Framework::NumPy.name() } else { Framework::CuPy.name() }
 }
 
 /// Returns whether another process can open memory of this adapter in place.
@@ -91,7 +102,6 @@ pub fn agree(from: &str, to: &str) -> bool {
 mod tests {
     use super::*;
     use crate::names::remote;
-    use bridge_core::DeviceKind;
     use std::collections::BTreeSet;
 
     #[test]

@@ -89,12 +89,12 @@ impl Watch {
     /// # Errors
     ///
     /// It does not start.
-    pub fn start(program: &[OsString], environment: &[(&str, &str)], patience: Patience) -> io::Result<Self> {
+    pub fn start(program: &[OsString], environment: &[(&str, String)], patience: Patience) -> io::Result<Self> {
         let (name, arguments) = program.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(name);
         command
             .args(arguments)
-            .envs(environment.iter().copied())
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

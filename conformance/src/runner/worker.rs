@@ -4,7 +4,7 @@ use super::options::Options;
 use super::protocol::{Message, Sender};
 use crate::{Config, Pair, Regression, property, replay};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Judges the pair, or runs the one case of `--replay`, and sends messages about it.
 pub fn work<F, T>(pair: &Pair<'_, F, T>, options: &Options, send: &mut dyn FnMut(Message)) {
@@ -43,7 +43,7 @@ fn prepare(options: &Options) -> Result<Task, String> {
     let config = Config {
         cases: options.cases.unwrap_or(1000),
         seed: options.seed.unwrap_or_default(),
-        time_budget: options.time_budget.map(Duration::from_secs),
+        time_budget: options.until.map(|until| Duration::from_millis(until.saturating_sub(now()))),
         properties: (!options.properties.is_empty()).then(|| options.properties.clone()),
         // The frameworks' own way may use freed memory, which says nothing about the adapters.
         native: options.sanitizer.is_none(),
@@ -51,6 +51,11 @@ fn prepare(options: &Options) -> Result<Task, String> {
         shrinks: options.plant.is_none(),
     };
     Ok(Task::All(config))
+}
+
+/// Returns the milliseconds of the Unix epoch.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 /// Returns the folders of regressions.

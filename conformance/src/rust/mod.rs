@@ -100,7 +100,7 @@ macro_rules! in_one_stream {
             Vec::new()
         }
 
-        fn on_stream(
+        unsafe fn on_stream(
             &self,
             _: bridge_core::Stream,
             body: &mut dyn FnMut() -> bridge_core::Result<()>,

@@ -218,9 +218,9 @@ impl Subject for TchSubject {
         self.streams.iter().map(|stream| unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) }).collect()
     }
 
-    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    unsafe fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let before = self.adapter.current_stream(self.device)?.unwrap_or(Stream::LEGACY);
-        // SAFETY: the stream is one of the subject's, or was current before. The subject keeps its streams.
+        // SAFETY: the caller's promise. What was current before is so still.
         unsafe { self.adapter.set_current_stream(self.device, stream)? };
         let result = body();
         // SAFETY: as above.

@@ -86,7 +86,12 @@ unsafe impl Copies for SimCopies {
         self.tables.copy_all(pieces, stream.unwrap_or(Stream::LEGACY))
     }
 
-    fn plan(&self, _: Device, pieces: &[Piece<'_>], _: Option<Stream>) -> Result<Option<Box<dyn Planned>>, Failed> {
+    unsafe fn plan(
+        &self,
+        _: Device,
+        pieces: &[Piece<'_>],
+        _: Option<Stream>,
+    ) -> Result<Option<Box<dyn Planned>>, Failed> {
         Ok(Some(Box::new(self.tables.plan(pieces)?)))
     }
 

@@ -8,20 +8,52 @@ use crate::model::Random;
 use bridge_core::{
     Copies, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Flush, Ordering, Result, Stream,
 };
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// A piece of work, which a graph runs again.
 pub(super) type Work = Arc<dyn Fn(&mut Memory) + Send + Sync>;
 
-/// The work that was captured, with what it accesses.
-pub(super) type Graph = Vec<(Vec<Access>, Work)>;
+/// What was captured, by the number of the captured stream. The first is the one in which the capture began.
+enum Node {
+    Run(usize, Vec<Access>, Work),
+    Delay(usize),
+    Wait { earlier: usize, later: usize },
+}
+
+/// The work that was captured.
+#[derive(Default)]
+pub(super) struct Graph {
+    nodes: Vec<Node>,
+    /// Number of captured streams.
+    streams: usize,
+}
 
 /// A capture that is under way.
 struct Capture {
-    stream: usize,
-    graph: Graph,
+    streams: Vec<usize>,
+    nodes: Vec<Node>,
+}
+
+impl Capture {
+    /// Returns the number of a captured stream.
+    fn number(&self, index: usize) -> Option<usize> {
+        self.streams.iter().position(|captured| *captured == index)
+    }
+
+    /// Makes a captured stream wait for another one, which becomes a captured one.
+    fn wait(&mut self, earlier: usize, later: usize) {
+        let mut number = |index| {
+            self.number(index).unwrap_or_else(|| {
+                self.streams.push(index);
+                self.streams.len() - 1
+            })
+        };
+        let node = Node::Wait { earlier: number(earlier), later: number(later) };
+        self.nodes.push(node);
+    }
 }
 
 enum Task {
@@ -36,8 +68,10 @@ enum Task {
 }
 
 struct Queue {
-    /// `None` after it was destroyed: its work still runs.
+    /// `None` after it was destroyed, when its work still runs, and for one that no handle names alone.
     stream: Option<Stream>,
+    /// Whether it waits for the legacy stream, and that one for it.
+    blocking: bool,
     waiting: VecDeque<Task>,
     put_in: u64,
     done: u64,
@@ -63,6 +97,8 @@ impl Event {
 struct State {
     memory: Memory,
     queues: Vec<Queue>,
+    /// The queue that [`Stream::PER_THREAD`] means on a thread.
+    per_thread: HashMap<ThreadId, usize>,
     /// Handles of destroyed streams, which new streams reuse.
     handles: Vec<Stream>,
     /// The work that the host has waited for.
@@ -85,6 +121,9 @@ pub struct SimDevice(Arc<Mutex<State>>);
 
 bridge_core::debug_fields!(impl[] SimDevice);
 
+/// The index of the legacy stream.
+const LEGACY: usize = 0;
+
 /// The most pieces of work that run between two calls of the host.
 const PROGRESS: usize = 3;
 
@@ -97,6 +136,7 @@ impl SimDevice {
         let device = Self(Arc::new(Mutex::new(State {
             memory: Memory::default(),
             queues: Vec::new(),
+            per_thread: HashMap::new(),
             handles: Vec::new(),
             host: Clock::default(),
             retired: Vec::new(),
@@ -107,12 +147,22 @@ impl SimDevice {
             found: Vec::new(),
             random: Random::new(seed),
         })));
-        device.stream();
+        device.made(true);
         device
     }
 
-    /// Makes a stream. The first one is the default one, [`Stream::LEGACY`].
+    /// Makes a stream that the default one does not wait for.
     pub fn stream(&self) -> Stream {
+        self.made(false)
+    }
+
+    /// Makes a stream that waits for the default one, and that one for it.
+    pub fn blocking_stream(&self) -> Stream {
+        self.made(true)
+    }
+
+    /// Makes a stream. The first one is the default one, [`Stream::LEGACY`].
+    fn made(&self, blocking: bool) -> Stream {
         let mut state = self.lock();
         let number = state.queues.len() as u64;
         let stream = state.handles.pop().unwrap_or(match number {
@@ -121,8 +171,7 @@ impl SimDevice {
             // SAFETY: no driver sees this stream.
             number => unsafe { Stream::from_handle(0x100 * number) },
         });
-        let (waiting, clock) = (VecDeque::new(), Clock::default());
-        state.queues.push(Queue { stream: Some(stream), waiting, put_in: 0, done: 0, clock });
+        state.queue(Some(stream), blocking);
         stream
     }
 
@@ -165,14 +214,14 @@ impl SimDevice {
     pub(super) fn begin_capture(&self, stream: Stream) -> Result<()> {
         let mut state = self.lock();
         let index = state.index(stream)?;
-        state.capture = Some(Capture { stream: index, graph: Graph::new() });
+        state.capture = Some(Capture { streams: vec![index], nodes: Vec::new() });
         Ok(())
     }
 
     /// Ends the capture, and returns memory that waits for that.
     pub(super) fn end_capture(&self) -> Graph {
         let mut state = self.lock();
-        let graph = state.capture.take().map(|capture| capture.graph);
+        let graph = state.capture.take().map(|Capture { streams, nodes }| Graph { nodes, streams: streams.len() });
         let deferred = std::mem::take(&mut state.deferred);
         drop(state);
         // Without the lock: they order streams. After the capture each of them is done at once.
@@ -184,7 +233,25 @@ impl SimDevice {
 
     /// Submits the work of a graph.
     pub(super) fn replay(&self, stream: Stream, graph: &Graph) -> Result<()> {
-        graph.iter().try_for_each(|(accesses, work)| self.submit(stream, accesses, Arc::clone(work)))
+        let mut state = self.lock();
+        let first = state.outside_capture(stream)?;
+        let mut streams = vec![first];
+        for _ in 1..graph.streams {
+            let other = state.queue(None, false);
+            state.wait(first, other);
+            streams.push(other);
+        }
+        for node in &graph.nodes {
+            match node {
+                Node::Run(number, accesses, work) => {
+                    state.submit(streams[*number], accesses, Task::Run(Arc::clone(work)));
+                }
+                Node::Delay(number) => state.submit(streams[*number], &[], Task::Delay),
+                Node::Wait { earlier, later } => state.wait(streams[*earlier], streams[*later]),
+            }
+        }
+        streams[1..].iter().for_each(|other| state.wait(*other, first));
+        Ok(())
     }
 
     /// Runs all work, returns the memory that waits for it, and drops the retired buffers.
@@ -215,10 +282,10 @@ impl SimDevice {
     /// Submits work to a stream. The accesses are judged at once: all earlier work is already known.
     pub(super) fn submit(&self, stream: Stream, accesses: &[Access], work: Work) -> Result<()> {
         let mut state = self.lock();
-        let index = state.index(stream)?;
-        match &mut state.capture {
-            Some(capture) if capture.stream == index => capture.graph.push((accesses.to_vec(), work)),
-            _ => state.submit(index, accesses, Task::Run(work)),
+        let index = state.allowed(stream)?;
+        match state.captured(index) {
+            Some((capture, number)) => capture.nodes.push(Node::Run(number, accesses.to_vec(), work)),
+            None => state.submit(index, accesses, Task::Run(work)),
         }
         Ok(())
     }
@@ -226,8 +293,11 @@ impl SimDevice {
     /// Submits work that takes its time to a stream.
     pub(super) fn delay(&self, stream: Stream) -> Result<()> {
         let mut state = self.lock();
-        let index = state.outside_capture(stream)?;
-        state.submit(index, &[], Task::Delay);
+        let index = state.allowed(stream)?;
+        match state.captured(index) {
+            Some((capture, number)) => capture.nodes.push(Node::Delay(number)),
+            None => state.submit(index, &[], Task::Delay),
+        }
         Ok(())
     }
 
@@ -235,6 +305,7 @@ impl SimDevice {
     pub(super) fn synchronize(&self, stream: Stream) -> Result<()> {
         let mut state = self.lock();
         let index = state.outside_capture(stream)?;
+        state.before_point(index);
         let tick = state.queues[index].put_in;
         state.advance(index, tick);
         let clock = state.queues[index].clock.clone();
@@ -246,6 +317,7 @@ impl SimDevice {
     pub(super) fn record(&self, stream: Stream) -> Result<Event> {
         let mut state = self.lock();
         let index = state.outside_capture(stream)?;
+        state.before_point(index);
         let Queue { put_in, clock, .. } = &state.queues[index];
         Ok(Event { stream: index, tick: *put_in, clock: clock.clone() })
     }
@@ -285,11 +357,15 @@ impl SimDevice {
         drop(done);
     }
 
-    /// Makes all later work of a stream wait for all work that another one has now.
+    /// Makes all later work of a stream wait for all work that another one has now. Where that one is being captured,
+    /// the other is from then on.
     pub(super) fn wait(&self, earlier: Stream, later: Stream) -> Result<()> {
         let mut state = self.lock();
-        let (earlier, later) = (state.index(earlier)?, state.index(later)?);
-        state.wait(earlier, later);
+        let (earlier, later) = (state.allowed(earlier)?, state.allowed(later)?);
+        match state.captured(earlier) {
+            Some((capture, _)) => capture.wait(earlier, later),
+            None => state.wait(earlier, later),
+        }
         Ok(())
     }
 
@@ -324,7 +400,21 @@ impl SimDevice {
 }
 
 impl State {
+    /// Adds a queue, and returns its index.
+    fn queue(&mut self, stream: Option<Stream>, blocking: bool) -> usize {
+        let (waiting, clock) = (VecDeque::new(), Clock::default());
+        self.queues.push(Queue { stream, blocking, waiting, put_in: 0, done: 0, clock });
+        self.queues.len() - 1
+    }
+
     fn index(&mut self, stream: Stream) -> Result<usize> {
+        if stream == Stream::PER_THREAD {
+            let thread = thread::current().id();
+            let known = self.per_thread.get(&thread).copied();
+            let index = known.unwrap_or_else(|| self.queue(None, true));
+            self.per_thread.insert(thread, index);
+            return Ok(index);
+        }
         let index = self.queues.iter().position(|queue| queue.stream == Some(stream));
         if index.is_none() {
             self.found.push(format!("a use of {stream}, which was destroyed"));
@@ -333,13 +423,65 @@ impl State {
     }
 
     fn wait(&mut self, earlier: usize, later: usize) {
-        let (tick, clock) = (self.queues[earlier].put_in, self.queues[earlier].clock.clone());
-        self.queues[later].clock.join(&clock);
-        self.submit(later, &[], Task::Wait { stream: earlier, tick });
+        self.before_point(earlier);
+        self.link(earlier, later);
     }
 
+    /// Does what a stream waits for before a point in it is marked. A mark in the legacy stream comes after the work of
+    /// every blocking one; an event recorded in one of those waits for the work of its own stream only.
+    fn before_point(&mut self, index: usize) {
+        if index == LEGACY {
+            self.wait_for_legacy(index);
+        }
+    }
+
+    /// Makes new work in a stream wait for those that its kind waits for: a blocking one for the legacy stream, and that
+    /// for every blocking one.
+    fn wait_for_legacy(&mut self, index: usize) {
+        let meets = |other: usize| other != index && (index == LEGACY || other == LEGACY);
+        for other in (0..self.queues.len()).filter(|other| meets(*other)) {
+            let [one, two] = [index, other].map(|index| &self.queues[index]);
+            if one.blocking && two.blocking && !one.clock.has_seen(other, two.put_in) {
+                self.link(other, index);
+            }
+        }
+    }
+
+    /// Makes a stream wait for the work that was put into another one.
+    fn link(&mut self, earlier: usize, later: usize) {
+        let (tick, clock) = (self.queues[earlier].put_in, self.queues[earlier].clock.clone());
+        self.queues[later].clock.join(&clock);
+        self.put(later, &[], Task::Wait { stream: earlier, tick });
+    }
+
+    /// Returns the capture of a stream, and its number there.
+    fn captured(&mut self, index: usize) -> Option<(&mut Capture, usize)> {
+        let capture = self.capture.as_mut()?;
+        let number = capture.number(index)?;
+        Some((capture, number))
+    }
+
+    /// Returns whether a stream is being captured. The legacy stream counts as captured while a capture of a blocking
+    /// stream forbids it.
     fn is_captured(&self, index: usize) -> bool {
-        self.capture.as_ref().is_some_and(|capture| capture.stream == index)
+        let Some(capture) = &self.capture else { return false };
+        capture.number(index).is_some() || index == LEGACY && self.forbids_legacy(capture)
+    }
+
+    fn forbids_legacy(&self, capture: &Capture) -> bool {
+        capture.streams.iter().any(|captured| self.queues[*captured].blocking)
+    }
+
+    /// As [`index`](Self::index). Refuses the legacy stream while a capture forbids it.
+    fn allowed(&mut self, stream: Stream) -> Result<usize> {
+        let index = self.index(stream)?;
+        match &self.capture {
+            Some(capture) if index == LEGACY && self.forbids_legacy(capture) => Err(Error::new(
+                ErrorKind::Captured,
+                "a blocking stream is being captured, which forbids the legacy one",
+            )),
+            _ => Ok(index),
+        }
     }
 
     /// As [`index`](Self::index). Refuses a stream that is being captured: its work has no place in time.
@@ -352,6 +494,11 @@ impl State {
     }
 
     fn submit(&mut self, index: usize, accesses: &[Access], task: Task) {
+        self.wait_for_legacy(index);
+        self.put(index, accesses, task);
+    }
+
+    fn put(&mut self, index: usize, accesses: &[Access], task: Task) {
         let Self { memory, queues, host, found, .. } = self;
         let queue = &mut queues[index];
         queue.put_in += 1;
@@ -416,7 +563,7 @@ bridge_core::debug_fields!(impl[] SimOrdering: fault);
 
 // SAFETY: the simulated device checks each use of its memory itself.
 unsafe impl Ordering for SimOrdering {
-    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+    unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         if device != SimDevice::DEVICE {
             return Err(Error::new(ErrorKind::Driver, format!("there is no simulated device {device}")));
         }
@@ -425,7 +572,8 @@ unsafe impl Ordering for SimOrdering {
         }
         let mut state = self.device.lock();
         let (earlier, later) = (state.index(earlier)?, state.index(later)?);
-        if state.is_captured(earlier) != state.is_captured(later) {
+        let forbids = [earlier, later].contains(&LEGACY) && state.is_captured(LEGACY);
+        if forbids || state.is_captured(earlier) != state.is_captured(later) {
             let text = "one of the streams is being captured, and the other is not";
             let ignored = self.fault == Some(Fault::CaptureIgnored);
             return if ignored { Ok(()) } else { Err(Error::new(ErrorKind::Captured, text)) };
@@ -433,26 +581,45 @@ unsafe impl Ordering for SimOrdering {
         if self.fault == Some(Fault::FlushNotOrdered) && state.flushing {
             return Ok(());
         }
-        state.wait(earlier, later);
+        if self.fault == Some(Fault::BlockingNotOrdered) && later != LEGACY && state.queues[later].blocking {
+            return Ok(());
+        }
+        match state.captured(earlier) {
+            Some(_) if self.fault == Some(Fault::WaitSkippedInCapture) => (),
+            Some((capture, _)) => capture.wait(earlier, later),
+            None => state.wait(earlier, later),
+        }
         Ok(())
     }
 
-    fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         match self.device.record(stream) {
             Ok(event) => self.device.lock().retired.push((event, buffer)),
-            // The stream is unknown: the memory is leaked rather than reused too early.
+            Err(error) if error.kind() == ErrorKind::Captured && stream == Stream::LEGACY => {
+                let (device, mut held) = (self.device.clone(), Some(buffer));
+                let attempt = move || {
+                    let event = device.record(stream);
+                    event.is_ok_and(|event| {
+                        device.lock().retired.extend(held.take().map(|buffer| (event, buffer)));
+                        true
+                    })
+                };
+                self.device.lock().deferred.push(Box::new(attempt));
+            }
+            // The stream is unknown, or captured: the memory is leaked rather than reused too early.
             Err(_) => std::mem::forget(buffer),
         }
     }
 
-    fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
+    unsafe fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
         let mut state = self.device.lock();
         // A destroyed stream is reported.
         state.index(stream).ok().map(|index| state.is_captured(index))
     }
 
-    fn defer(&self, _: Device, stream: Stream, mut attempt: Deferred) {
-        if !attempt() && self.is_captured(SimDevice::DEVICE, stream) == Some(true) {
+    unsafe fn defer(&self, _: Device, stream: Stream, mut attempt: Deferred) {
+        // SAFETY: the caller's promise.
+        if !attempt() && unsafe { self.is_captured(SimDevice::DEVICE, stream) } == Some(true) {
             self.device.lock().deferred.push(attempt);
         }
     }
@@ -463,11 +630,12 @@ unsafe impl Ordering for SimOrdering {
         }
     }
 
-    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         if self.fault == Some(Fault::GroupReleasedEarly) {
             return drop(buffers);
         }
-        buffers.into_iter().for_each(|buffer| self.retire(device, stream, buffer));
+        // SAFETY: the caller's promise.
+        buffers.into_iter().for_each(|buffer| unsafe { self.retire(device, stream, buffer) });
     }
 
     fn copies(&self) -> Option<&dyn Copies> {

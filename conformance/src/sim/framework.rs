@@ -9,7 +9,9 @@ use bridge_core::{
     Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Keep, Layout, Lease, Lent, Offer, Order, Profile,
     Result, Reuse, Stream, Strides, Views,
 };
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// The kind of a simulated framework.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +55,9 @@ impl Habits {
 /// The part that leases keep alive.
 pub(super) struct SimConsumer {
     views: Views,
-    current: Mutex<Current>,
+    /// The current stream of a thread that has chosen none.
+    default: Stream,
+    chosen: Mutex<HashMap<ThreadId, Current>>,
 }
 
 /// The current stream.
@@ -83,17 +87,27 @@ impl Drop for OwnStream {
 }
 
 impl SimConsumer {
+    fn new(default: Stream) -> Arc<Self> {
+        Arc::new(Self { views: Views::default(), default, chosen: Mutex::default() })
+    }
+
+    /// Returns the current stream of this thread.
     pub(super) fn current(&self) -> Stream {
-        self.lock().stream
+        self.now().stream
     }
 
-    fn lock(&self) -> MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    fn now(&self) -> Current {
+        self.lock().get(&thread::current().id()).cloned().unwrap_or_else(|| self.default.into())
     }
 
-    /// Makes another stream the current one. Returns the one before.
+    fn lock(&self) -> MutexGuard<'_, HashMap<ThreadId, Current>> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes another stream the current one of this thread. Returns the one before.
     pub(super) fn switch(&self, current: Current) -> Current {
-        std::mem::replace(&mut *self.lock(), current)
+        let before = self.lock().insert(thread::current().id(), current);
+        before.unwrap_or_else(|| self.default.into())
     }
 }
 
@@ -104,7 +118,7 @@ unsafe impl Consumer for SimConsumer {
     }
 
     fn keep(&self, _: Device, stream: Stream) -> Option<Keep> {
-        let Current { stream: current, owner } = self.lock().clone();
+        let Current { stream: current, owner } = self.now();
         owner.filter(|_| current == stream).map(|owner| owner as Keep)
     }
 
@@ -130,12 +144,15 @@ pub struct SimFramework {
 bridge_core::debug_fields!(impl[] SimFramework: name);
 
 impl SimFramework {
-    /// A framework with these habits. It makes two streams beside the default one, which all frameworks share, or a
-    /// single stream for all its work.
+    /// A framework with these habits. Beside the default stream, which all frameworks share, it has two streams that do
+    /// not wait for that one, one that does, and that of the thread; or a single stream for all its work.
     pub fn new(device: &SimDevice, habits: Habits) -> Self {
         let (current, streams) = match habits {
             Habits::Immutable => (device.stream(), Vec::new()),
-            _ => (Stream::LEGACY, vec![device.stream(), device.stream()]),
+            _ => {
+                let kinds = [device.stream(), device.stream(), device.blocking_stream(), Stream::PER_THREAD];
+                (Stream::LEGACY, kinds.into())
+            }
         };
         let profile = habits.profile();
         Self {
@@ -143,7 +160,7 @@ impl SimFramework {
             name: profile.name.clone(),
             profile,
             pool: Pool::new(device.clone()),
-            consumer: Arc::new(SimConsumer { views: Views::default(), current: Mutex::new(current.into()) }),
+            consumer: SimConsumer::new(current),
             streams,
         }
     }
@@ -245,7 +262,9 @@ unsafe impl Adapter for SimFramework {
             // The owner of memory that was imported without the bridge is notified of no stream.
             (_, Owner::Native(_) | Owner::Nothing(_)) | (Habits::Common | Habits::Strict, _) => Reuse::Unknown,
         };
-        let buffer = SimBuffer { tensor: tensor.clone(), bytes, stream: self.consumer.current(), reuse };
+        let stream = self.consumer.current();
+        let keep = self.consumer.keep(tensor.device, stream);
+        let buffer = SimBuffer { tensor: tensor.clone(), bytes, stream, keep, reuse };
         Ok(Lent::new(*dtype, layout, buffer)?.with_pending(*pending))
     }
 

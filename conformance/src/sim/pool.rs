@@ -2,7 +2,7 @@
 
 use super::device::{Event, SimDevice};
 use super::memory::GRAIN;
-use bridge_core::Stream;
+use bridge_core::{ErrorKind, Keep, Stream};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,8 +12,34 @@ struct Blocks {
     /// Addresses that can be handed out at once, by stream and length.
     free: HashMap<(Stream, usize), Vec<usize>>,
     /// Blocks that were used on other streams as well, and the points there to wait for.
-    waiting: Vec<(Vec<Event>, (Stream, usize), usize)>,
+    waiting: Vec<(Vec<Point>, (Stream, usize), usize)>,
     in_use: usize,
+}
+
+/// A point in a stream.
+enum Point {
+    At(Event),
+    /// It can be marked only after a capture.
+    After(Stream, Option<Keep>),
+}
+
+impl Point {
+    /// Returns `None` for a stream that was destroyed.
+    fn of(device: &SimDevice, (stream, keep): (Stream, Option<Keep>)) -> Option<Self> {
+        match device.record(stream) {
+            Ok(event) => Some(Self::At(event)),
+            Err(error) => (error.kind() == ErrorKind::Captured).then_some(Self::After(stream, keep)),
+        }
+    }
+
+    /// Returns the points that have not been reached.
+    fn unreached(device: &SimDevice, points: Vec<Self>) -> Vec<Self> {
+        let marked = points.into_iter().filter_map(|point| match point {
+            Self::After(stream, keep) => Self::of(device, (stream, keep)),
+            marked => Some(marked),
+        });
+        marked.filter(|point| !matches!(point, Self::At(event) if device.reached(event))).collect()
+    }
 }
 
 /// An allocator.
@@ -28,8 +54,8 @@ pub(super) struct Block {
     pub(super) address: usize,
     len: usize,
     stream: Stream,
-    /// The streams on which it was used, beside the one on which it was allocated.
-    used: Mutex<Vec<Stream>>,
+    /// The streams on which it was used, beside the one on which it was allocated, and what keeps them.
+    used: Mutex<Vec<(Stream, Option<Keep>)>>,
 }
 
 impl Pool {
@@ -47,11 +73,12 @@ impl Pool {
         let len = nbytes.max(1).next_multiple_of(GRAIN);
         let mut blocks = self.lock();
         let waiting = std::mem::take(&mut blocks.waiting);
-        for (events, home, address) in waiting {
-            if events.iter().all(|event| self.device.reached(event)) {
+        for (points, home, address) in waiting {
+            let points = Point::unreached(&self.device, points);
+            if points.is_empty() {
                 blocks.free.entry(home).or_default().push(address);
             } else {
-                blocks.waiting.push((events, home, address));
+                blocks.waiting.push((points, home, address));
             }
         }
         blocks.in_use += len;
@@ -73,10 +100,10 @@ impl Pool {
 
 impl Block {
     /// Records a use on `stream`: the block is not reused before that work is done.
-    pub(super) fn record_stream(&self, stream: Stream) {
+    pub(super) fn record_stream(&self, stream: Stream, keep: Option<Keep>) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        if stream != self.stream && !used.contains(&stream) {
-            used.push(stream);
+        if stream != self.stream && !used.iter().any(|(known, _)| *known == stream) {
+            used.push((stream, keep));
         }
     }
 
@@ -92,13 +119,13 @@ impl Block {
             return;
         }
         let used = std::mem::take(&mut *used.lock().unwrap_or_else(PoisonError::into_inner));
-        let events: Vec<_> = used.iter().filter_map(|stream| pool.device.record(*stream).ok()).collect();
+        let points: Vec<_> = used.into_iter().filter_map(|used| Point::of(&pool.device, used)).collect();
         let mut blocks = pool.lock();
         blocks.in_use -= len;
-        if events.is_empty() {
+        if points.is_empty() {
             blocks.free.entry((*stream, *len)).or_default().push(*address);
         } else {
-            blocks.waiting.push((events, (*stream, *len), *address));
+            blocks.waiting.push((points, (*stream, *len), *address));
         }
     }
 }

@@ -89,8 +89,11 @@ impl Subject for SimFramework {
             threads: true,
             devices: self.writes(),
             graphs: self.writes(),
+            compiles: false,
             legacy_stream: false,
             foreign_streams: true,
+            usual: false,
+            raises: false,
         }
     }
 
@@ -198,11 +201,15 @@ impl Subject for SimFramework {
         self.streams.clone()
     }
 
-    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    unsafe fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let before = self.consumer.switch(stream.into());
         let result = body();
         self.consumer.switch(before);
         result
+    }
+
+    unsafe fn join(&self, earlier: Stream, later: Stream) -> Result<()> {
+        self.device().wait(earlier, later)
     }
 
     fn on_fresh_stream(&self, external: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {

@@ -106,12 +106,12 @@ impl Tables {
             self.reuse(&table, self.device.record(stream)?);
             Ok(())
         };
-        launched().map_err(|error| Failed { index: 0, error })
+        launched().map_err(|error| Failed::new(0, error))
     }
 
     /// Plans many copies. The plan keeps the memory of its table.
     pub(super) fn plan(self: &Arc<Self>, pieces: &[Piece<'_>]) -> Result<Plan, Failed> {
-        let table = self.lay(self.enter(pieces)?).map_err(|error| Failed { index: 0, error })?;
+        let table = self.lay(self.enter(pieces)?).map_err(|error| Failed::new(0, error))?;
         Ok(Plan { tables: Arc::clone(self), table, used: Mutex::default() })
     }
 
@@ -120,7 +120,7 @@ impl Tables {
         let mut known = locked(&self.pieces);
         let first = known.len() as u64;
         for (index, piece) in pieces.iter().enumerate() {
-            known.push(Entered::of(piece).map_err(|error| Failed { index, error })?);
+            known.push(Entered::of(piece).map_err(|error| Failed::new(index, error))?);
         }
         let all = first..known.len() as u64;
         Ok(all.skip(usize::from(self.fault == Some(Fault::PieceLeftOut))).collect())
@@ -190,7 +190,7 @@ unsafe impl Planned for Plan {
             *locked(&self.used) = Some(self.tables.device.record(stream)?);
             Ok(())
         };
-        launched().map_err(|error| Failed { index: 0, error })
+        launched().map_err(|error| Failed::new(0, error))
     }
 }
 

@@ -4,7 +4,8 @@ use super::device::access;
 use super::memory::{Access, Memory};
 use super::pool::Block;
 use crate::model;
-use bridge_core::{Access as Rights, DType, Device, DeviceBuffer, Layout, Lease, Pending, Result, Reuse, Stream};
+use bridge_core::planted::is_planted;
+use bridge_core::{Access as Rights, DType, Device, DeviceBuffer, Keep, Layout, Lease, Pending, Result, Reuse, Stream};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -119,6 +120,8 @@ pub(super) struct SimBuffer {
     pub(super) tensor: SimTensor,
     pub(super) bytes: Range<usize>,
     pub(super) stream: Stream,
+    /// Keeps the stream alive.
+    pub(super) keep: Option<Keep>,
     pub(super) reuse: Reuse,
 }
 
@@ -148,7 +151,9 @@ unsafe impl DeviceBuffer for SimBuffer {
 impl Drop for SimBuffer {
     fn drop(&mut self) {
         if let (Reuse::InStreamOrder, Owner::Own(block)) = (self.reuse, &self.tensor.owner) {
-            block.record_stream(self.stream);
+            // The block may be given back on another thread, which has another per-thread stream.
+            let kept = if is_planted("sim_records_per_thread") { self.stream } else { self.stream.on_any_thread() };
+            block.record_stream(kept, self.keep.take());
         }
     }
 }

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Bench", "Capabilities", "Observed", "Path", "Spec", "Stream", "Subject", "bench"]
+__all__ = ["Bench", "Capabilities", "Observed", "Path", "Raising", "Spec", "Stream", "Subject", "Usual", "bench"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Capabilities:
     devices: bool = False
     graphs: bool = False
     legacy_stream: bool = False
+    compiles: bool = False
 
 
 class Spec(NamedTuple):
@@ -61,6 +62,36 @@ class Observed(NamedTuple):
     address: int
     read_only: bool
     device: str
+
+
+class Usual(NamedTuple):
+    """A tensor as users of a framework make it (``Usual`` in ``conformance/src/users.rs``)."""
+
+    name: str
+    #: Makes the tensor, in memory of its own, with elements that a seed chooses.
+    make: Callable[[int], Any]
+    #: The kind of the error with which it is refused.
+    refused: str | None = None
+    #: The operation that the framework defers: as in ``Capabilities.defers``, or ``packing``.
+    pending: str | None = None
+    #: What a user does with it while a view of it lives.
+    afterwards: Callable[[Any], Any] | None = None
+    #: Whether a view by the framework's public interface alone is right as well.
+    public: bool = True
+
+
+class Raising(Protocol):
+    """A function of a framework that is made to raise (``Raised`` in ``conformance/src/users.rs``)."""
+
+    name: str
+    kind: str
+    reaches: bool
+
+    def begin(self, words: str) -> None:
+        """Replace the function by one that raises an exception with these words."""
+
+    def end(self) -> bool:
+        """Put the function back. Return whether the one in its place was called."""
 
 
 class Subject(Protocol):
@@ -107,6 +138,15 @@ class Subject(Protocol):
 
     def replay(self, graph: Any) -> None:
         """Submit the work of the graph to the current stream."""
+
+    def usual(self) -> list[Usual]:
+        """Return how users of the framework make tensors."""
+
+    def raising(self) -> Sequence[Raising]:
+        """Return the functions that adapters call, each with the exceptions that it raises."""
+
+    def join(self, earlier: int, later: int) -> None:
+        """Make a stream wait for the work that another one has now. Called only with the capability ``graphs``."""
 
     def streams(self) -> list[int]:
         """Return the handles of the streams beside the default one."""

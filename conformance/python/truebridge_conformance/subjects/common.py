@@ -1,14 +1,20 @@
 """What several subjects share."""
 
 # What the methods promise is documented in conformance/src/subject.rs, once.
-# ruff: noqa: D102
+# ruff: noqa: D102, D107
 from __future__ import annotations
 
+import gc
+import itertools
 import math
 import os
+import random
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
+
+from truebridge_conformance.subjects import Raising, Usual
 
 #: Every dtype that the suite names. A subject keeps those that its framework has.
 NAMES = [
@@ -24,6 +30,21 @@ DELAY = 3e-3
 
 #: The modulus of the addresses of base buffers, in bytes (``Spec::GRAIN``).
 GRAIN = 128
+
+
+#: One in so many collections visits every object.
+EVERY = 16
+
+collections = itertools.count()
+
+
+def collect() -> None:
+    """Collect garbage: what became garbage lately, and now and then all of it.
+
+    The traces and programs of JAX and TensorFlow live long, and to visit them all takes some 10 ms. Where something is
+    not released, the suite calls this again and again.
+    """
+    gc.collect(1 if next(collections) % EVERY else 2)
 
 
 def row_major(shape: list[int]) -> list[int]:
@@ -67,8 +88,84 @@ def taken(take: Callable[[Any], Any], tensor: Any) -> Any:
     return take(tensor) if hasattr(tensor, "__dlpack__") else None
 
 
+def elements(seed: int, nbytes: int) -> bytes:
+    """Return bytes of which no floating-point number is a NaN, and of which each may be an element of its own."""
+    return bytes(byte & 0x3F for byte in random.Random(seed).randbytes(nbytes))
+
+
+class Raised(NamedTuple):
+    """What functions are made to raise."""
+
+    error: type[BaseException]
+    #: The kind of the error that an adapter makes of it.
+    kind: str
+    #: Whether the function does its work first.
+    late: bool = False
+    #: Whether the error must reach the caller, also where there is another way to convert.
+    reaches: bool = False
+
+
+RAISED = (
+    Raised(RuntimeError, "framework"),
+    Raised(RuntimeError, "framework", late=True),
+    Raised(BufferError, "refused"),
+    Raised(MemoryError, "out of memory"),
+    Raised(KeyboardInterrupt, "framework", reaches=True),
+)
+
+
+class Raises:
+    """A function that is made to raise."""
+
+    def __init__(self, owner: Any, attribute: str, raised: Raised) -> None:
+        self.owner, self.attribute = owner, attribute
+        self.error, self.kind, self.late, self.reaches = raised
+        self.called = False
+        where = getattr(owner, "__name__", type(owner).__name__)
+        when = "after it has done its work" if self.late else "at once"
+        self.name = f"{where}.{attribute} raises {self.error.__name__} {when}"
+
+    def begin(self, words: str) -> None:
+        original = getattr(self.owner, self.attribute)
+        self.called = False
+
+        def instead(*arguments: Any, **keywords: Any) -> Any:
+            self.called = True
+            if self.late:
+                original(*arguments, **keywords)
+            raise self.error(words)
+
+        self.patch = mock.patch.object(self.owner, self.attribute, instead)
+        self.patch.start()
+
+    def end(self) -> bool:
+        self.patch.stop()
+        return self.called
+
+
+def raising(*functions: tuple[Any, str]) -> list[Raising]:
+    """Return all that each of the functions is made to raise. A function is an object and one of its attributes."""
+    return [Raises(*function, raised) for function in functions for raised in RAISED]
+
+
+class Replaced:
+    """A function that is looked up once, and kept, by those who call it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.call = function
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.call(*arguments, **keywords)
+
+
 class Optional:
-    """What not every framework can do. A subject that can says so in its capabilities."""
+    """What not every framework can do. A subject that can says so in its capabilities, or by what it returns."""
+
+    def usual(self) -> list[Usual]:
+        return []
+
+    def raising(self) -> Sequence[Raising]:
+        return []
 
     def part(self, tensor: Any, start: int) -> Any:
         raise NotImplementedError
@@ -83,6 +180,9 @@ class Optional:
         raise NotImplementedError
 
     def replay(self, graph: Any) -> None:
+        raise NotImplementedError
+
+    def join(self, earlier: int, later: int) -> None:
         raise NotImplementedError
 
 

@@ -4,14 +4,13 @@
 # ruff: noqa: D102, D107
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from truebridge_conformance.subjects import Bench, Capabilities, Observed, Stream, Subject, shape
 from truebridge_conformance.subjects.arrays import Arrays
-from truebridge_conformance.subjects.common import allocator
-from truebridge_conformance.subjects.streams import CYCLES, ManyStreams
+from truebridge_conformance.subjects.common import allocator, collect
+from truebridge_conformance.subjects.streams import CYCLES, PER_THREAD, ManyStreams
 
 #: The allocator of this process, which two subjects share: its name and its pool, ``None`` where it has none.
 chosen: dict[str | None, Any] = {}
@@ -56,6 +55,7 @@ class CuPy(Arrays, ManyStreams):
     """CuPy on one device."""
 
     known: ClassVar[dict[int, Any]] = {}
+    waiting = 2
 
     def __init__(self, device: str) -> None:
         import cupy
@@ -135,16 +135,24 @@ class CuPy(Arrays, ManyStreams):
     def made(self) -> Any:
         return self.cupy.cuda.Stream(non_blocking=True)
 
+    def blocking(self) -> list[Any]:
+        # What `Stream()` makes, and the default stream of the thread.
+        return [self.cupy.cuda.Stream(), self.cupy.cuda.Stream.ptds]
+
+    def join(self, earlier: int, later: int) -> None:
+        self.known_as(later).wait_event(self.known_as(earlier).record())
+
     def wrapped(self, handle: int) -> Any:
         cuda = self.cupy.cuda
-        return cuda.Stream.null if handle == 0 else cuda.ExternalStream(handle, self.index)
+        known = {0: cuda.Stream.null, PER_THREAD: cuda.Stream.ptds}
+        return known[handle] if handle in known else cuda.ExternalStream(handle, self.index)
 
     def delay(self) -> None:
         self.spin()
 
     def settle(self) -> int | None:
         self.cupy.cuda.runtime.deviceSynchronize()
-        gc.collect()
+        collect()
         if self.pool is None:
             return None
         self.pool.free_all_blocks()

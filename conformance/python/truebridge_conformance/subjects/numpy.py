@@ -4,13 +4,13 @@
 # ruff: noqa: D102, D107
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from truebridge_conformance.subjects import Bench, Capabilities, Observed, Spec, Subject, shape
+from truebridge_conformance.subjects import Bench, Capabilities, Observed, Raising, Spec, Subject, Usual, shape
 from truebridge_conformance.subjects.arrays import Arrays
-from truebridge_conformance.subjects.common import SingleStream, placed
+from truebridge_conformance.subjects.common import SingleStream, collect, elements, placed, raising
 
 
 class NumPy(Arrays, SingleStream):
@@ -52,11 +52,85 @@ class NumPy(Arrays, SingleStream):
     def write(self, array: Any, data: bytes) -> None:
         array[...] = self.elements(data, array)
 
+    def own(self, seed: int, dtype: str = "float32", shape: tuple[int, ...] = (4, 6)) -> Any:
+        """Return an array that owns its memory, and has no base."""
+        numpy = self.numpy
+        array = numpy.empty(shape, dtype)
+        array[...] = numpy.frombuffer(elements(seed, array.nbytes), dtype).reshape(shape)
+        return array
+
+    def records(self, seed: int, align: bool) -> Any:
+        """Return records of a byte and a number, without gaps or with those that C has."""
+        records = self.numpy.zeros((4, 6), self.numpy.dtype([("tag", "u1"), ("value", "f4")], align=align))
+        records["value"] = self.own(seed)
+        return records
+
+    def constant(self, seed: int) -> Any:
+        array = self.own(seed)
+        array.flags.writeable = False
+        return array
+
+    def mapped(self, seed: int) -> Any:
+        with tempfile.TemporaryFile() as file:
+            array = self.numpy.memmap(file, "float32", "w+", shape=(4, 6))
+        array[...] = self.own(seed)
+        return array
+
+    def grown(self, seed: int) -> Any:
+        """Return an array whose memory has moved."""
+        array = self.own(seed)
+        array.resize((400, 6), refcheck=False)
+        return array
+
+    def usual(self) -> list[Usual]:
+        numpy, own = self.numpy, self.own
+
+        class Tagged(numpy.ndarray):  # type: ignore[misc, name-defined]
+            pass
+
+        noted = numpy.dtype("float32", metadata={"unit": "m"})
+        dates = numpy.array(["2026-01-01"], "datetime64[D]")
+        return [
+            Usual("an array that owns its memory", own),
+            Usual("an array in the order of Fortran", lambda seed: own(seed).copy(order="F")),
+            Usual("a number in an array", lambda seed: own(seed, shape=())),
+            Usual("an array without elements", lambda seed: own(seed, shape=(3, 0))),
+            Usual("an array that has grown", self.grown),
+            Usual("a part of an array", lambda seed: own(seed)[1:, ::2]),
+            Usual("an array from its end", lambda seed: own(seed)[::-1]),
+            Usual("a constant", self.constant),
+            Usual("a broadcast row", lambda seed: numpy.broadcast_to(own(seed, shape=(6,)), (4, 6))),
+            Usual("bytes that do not change", lambda seed: numpy.frombuffer(elements(seed, 96), "int16")),
+            Usual("bytes that change", lambda seed: numpy.frombuffer(bytearray(elements(seed, 96)), "int16")),
+            Usual("a file", self.mapped),
+            Usual("a matrix", lambda seed: own(seed).view(numpy.matrix)),
+            Usual("an array of a subclass", lambda seed: own(seed).view(Tagged)),
+            Usual("a field of records", lambda seed: self.records(seed, False)["value"], pending="packing"),
+            Usual("a field, from its end", lambda seed: self.records(seed, False)["value"][::-1], pending="packing"),
+            Usual("a field of records with gaps", lambda seed: self.records(seed, True)["value"]),
+            Usual("the real parts", lambda seed: own(seed, "complex64").real),
+            Usual("elements with notes", lambda seed: own(seed).view(noted)),
+            Usual("records", lambda seed: self.records(seed, True), "dtype"),
+            Usual("the other byte order", lambda seed: own(seed).astype(">f4"), "dtype"),
+            Usual("bytes of the other byte order", lambda seed: own(seed).view(">i2"), "dtype"),
+            Usual("texts", lambda _: numpy.array(["a", "b"]), "dtype"),
+            Usual("objects", lambda _: numpy.array([object(), None]), "dtype"),
+            Usual("dates", lambda _: dates.copy(), "dtype"),
+            Usual("long doubles", lambda seed: own(seed).astype(numpy.longdouble), "dtype"),
+            Usual("a mask over an array", lambda seed: numpy.ma.masked_array(own(seed), own(seed) > 1), "not a tensor"),
+            Usual("an array with an empty mask", lambda seed: numpy.ma.asarray(own(seed)), "not a tensor"),
+            Usual("a number", lambda seed: own(seed)[0, 0], "not a tensor"),
+            Usual("a list", lambda seed: own(seed).tolist(), "not a tensor"),
+        ]
+
+    def raising(self) -> Sequence[Raising]:
+        return raising((self.numpy, "empty"), (self.numpy, "copyto"))
+
     def delay(self) -> None:
         pass
 
     def settle(self) -> int | None:
-        gc.collect()
+        collect()
         return None
 
 

@@ -9,8 +9,11 @@ from typing import Any, ClassVar
 
 from truebridge_conformance.subjects.common import Optional
 
-#: Streams that a framework makes beside its default one.
+#: Streams that a framework makes beside its default one, which do not wait for that one.
 STREAMS = 2
+
+#: The handle of CUDA's default stream of the calling thread, which waits for the legacy stream.
+PER_THREAD = 2
 
 #: Cycles of a delay: about three milliseconds.
 CYCLES = 6_000_000
@@ -38,6 +41,9 @@ class ManyStreams(Optional):
     #: Streams of the process by handle, so that two instances use the same ones.
     known: ClassVar[dict[int, Any]]
 
+    #: Number of those that ``blocking`` makes.
+    waiting: ClassVar[int] = 0
+
     def __init__(self) -> None:
         #: Whether a stream of a case is external, by its handle.
         self.passing: dict[int, bool] = {}
@@ -62,19 +68,32 @@ class ManyStreams(Optional):
         """Return the stream with this handle: the default one, or an external one."""
         raise NotImplementedError
 
+    def blocking(self) -> list[Any]:
+        """Make streams that wait for the legacy stream, and that stream for them."""
+        return []
+
+    def join(self, earlier: int, later: int) -> None:
+        """Make a stream wait for the work that another one has now."""
+        raise NotImplementedError
+
     def keep_streams(self) -> None:
         """Make the streams that the process keeps, once."""
         if not self.known:
-            self.known.update((self.handle(stream), stream) for stream in [self.made() for _ in range(STREAMS)])
+            made = [*(self.made() for _ in range(STREAMS)), *self.blocking()]
+            self.known.update((self.handle(stream), stream) for stream in made)
 
     def streams(self) -> list[int]:
-        return list(self.known)[:STREAMS]
+        return list(self.known)[: STREAMS + self.waiting]
+
+    def known_as(self, handle: int) -> Any:
+        """Return the stream with this handle."""
+        if handle not in self.known:
+            self.known[handle] = self.wrapped(handle)
+        return self.known[handle]
 
     def use(self, handle: int) -> int:
         before = self.handle(self.current())
-        if handle not in self.known:
-            self.known[handle] = self.wrapped(handle)
-        self.enter(self.known[handle])
+        self.enter(self.known_as(handle))
         return before
 
     def fresh(self, external: bool) -> int | None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from truebridge_conformance.subjects import Bench, Capabilities, Observed, Spec, Stream, Subject, shape
-from truebridge_conformance.subjects.common import DELAY, NAMES, Unwritable, row_major
+from truebridge_conformance.subjects import Bench, Capabilities, Observed, Spec, Stream, Subject, Usual, shape
+from truebridge_conformance.subjects.common import DELAY, NAMES, Unwritable, collect, elements, row_major
 from truebridge_conformance.subjects.streams import raw_stream
 
 #: The most bytes of any tensor of the suite.
@@ -126,6 +126,8 @@ class TensorFlow(Unwritable):
         return self.tf.gather(tensor, self.numbers[: tensor.shape[0]])
 
     def observe(self, tensor: Any) -> Observed:
+        if isinstance(tensor, self.tf.Variable):
+            tensor = tensor.value()
         shape = tensor.shape.as_list()
         strides = row_major(shape)
         if self.is_small_float(tensor.dtype):
@@ -181,6 +183,59 @@ class TensorFlow(Unwritable):
             change = self.tf.cast if source.dtype == self.tf.bool else self.tf.bitcast
             return self.tf.raw_ops.DeepCopy(x=self.tf.reshape(change(source, self.tf.uint8), [-1]))
 
+    def own(self, seed: int, dtype: str = "float32", shape: tuple[int, ...] = (4, 6)) -> Any:
+        kind = self.tf.as_dtype(dtype)
+        count = math.prod(shape)
+        return self.create(Spec(dtype, list(shape), [], 0, count), elements(seed, count * kind.size))
+
+    def variable(self, seed: int) -> Any:
+        with self.here():
+            return self.tf.Variable(self.own(seed))
+
+    def unassigned(self, _: int) -> Any:
+        from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+        return UninitializedVariable(dtype=self.tf.float32, shape=[2])
+
+    def symbolic(self, seed: int) -> Any:
+        """Return a tensor of a graph, which outlives the function that makes it."""
+        seen: list[Any] = []
+        self.tf.function(seen.append).get_concrete_function(self.own(seed))
+        return seen[0]
+
+    def usual(self) -> list[Usual]:
+        tf, own, here = self.tf, self.own, self.here
+
+        def ran(operation: Callable[[Any], Any]) -> Callable[[int], Any]:
+            def make(seed: int) -> Any:
+                with here():
+                    return operation(own(seed))
+
+            return make
+
+        return [
+            Usual("a tensor", own),
+            Usual("a result", ran(lambda tensor: tensor + tensor)),
+            Usual("a number in a tensor", lambda seed: own(seed, shape=())),
+            Usual("a tensor without elements", lambda seed: own(seed, shape=(3, 0))),
+            Usual("another shape of a tensor", ran(lambda tensor: tf.reshape(tensor, [6, 4]))),
+            Usual("the last rows of a tensor", ran(lambda tensor: tensor[1:])),
+            Usual("a column of a tensor", ran(lambda tensor: tensor[:, 1])),
+            Usual("a transposed tensor", ran(tf.transpose)),
+            Usual("an array of NumPy", ran(lambda tensor: tf.convert_to_tensor(tensor.numpy()))),
+            Usual("a variable", self.variable),
+            Usual("a variable that is assigned later", self.variable, afterwards=lambda x: x.assign(x + 1)),
+            Usual("a ragged tensor", ran(lambda tensor: tf.RaggedTensor.from_tensor(tensor)), "not a tensor"),
+            Usual("a sparse tensor", ran(tf.sparse.from_dense), "not a tensor"),
+            Usual("indexed slices", ran(lambda tensor: tf.IndexedSlices(tensor, tensor[:, 0])), "not a tensor"),
+            Usual("a variable without a value", self.unassigned, "not a tensor"),
+            Usual("a symbolic tensor", self.symbolic, "not a tensor"),
+            Usual("texts", lambda _: tf.constant(["a", "b"]), "dtype"),
+            Usual("the handle of a variable", lambda seed: self.variable(seed).handle, "dtype"),
+            Usual("quantised elements", lambda seed: tf.bitcast(own(seed, "uint8"), tf.quint8), "dtype"),
+            Usual("a number", float, "not a tensor"),
+        ]
+
     def delay(self) -> None:
         if self.cuda:
             with self.here():
@@ -189,7 +244,7 @@ class TensorFlow(Unwritable):
 
     def settle(self) -> int | None:
         self.tf.test.experimental.sync_devices()
-        gc.collect()
+        collect()
         if not self.cuda:
             return None
         used: int = self.tf.config.experimental.get_memory_info(self.name)["current"]

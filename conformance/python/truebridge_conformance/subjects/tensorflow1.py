@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from truebridge_conformance import _conformance
 from truebridge_conformance.sessions import FLOAT, HOST, INT32, UINT8, Library, Output, Session, Value
 from truebridge_conformance.subjects import Bench, Capabilities, Observed, Path, Spec, Subject
-from truebridge_conformance.subjects.common import DELAY, NAMES, Unwritable, row_major
+from truebridge_conformance.subjects.common import DELAY, NAMES, Unwritable, collect, row_major
 
 #: The codes of dtypes (``TF_DataType``).
 CODES = {
@@ -202,7 +202,7 @@ class TensorFlow1(Unwritable):
                 self.tensor("delay", FLOAT, self.handle(self.operand))
 
     def settle(self) -> int | None:
-        gc.collect()
+        collect()
         if not self.cuda:
             return None
         self.constants.clear()

@@ -335,7 +335,7 @@ impl Subject for CudarcSubject {
         self.streams.iter().map(|stream| handle_of(stream)).collect()
     }
 
-    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    unsafe fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let mut known = self.streams.iter().chain([self.adapter.stream()]);
         let found = known.find(|known| handle_of(known) == stream);
         let found =

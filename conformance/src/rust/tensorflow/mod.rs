@@ -312,7 +312,7 @@ impl Subject for TensorFlowSubject {
         Vec::new()
     }
 
-    fn on_stream(&self, stream: Stream, _: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    unsafe fn on_stream(&self, stream: Stream, _: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         Err(Error::new(ErrorKind::Argument, format!("tensorflow has a single stream, and cannot use {stream:?}")))
     }
 
