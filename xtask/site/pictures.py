@@ -78,11 +78,12 @@ def handoff() -> Picture:
         groups.append(Group(f"{labels[source]} → {labels[target]}", about(name), bars))
         names.append(name)
     notes = json.loads((DOCS / "compared.json").read_text())
+    measured = f"{notes['host'].split(',')[0]}, {notes['date']}, commit {notes['commit']}"
     for key, what in (("torch", "One call on a PyTorch tensor"), ("cupy", "One call on a CuPy array")):
         bars = [(row["short"], row[key]) for row in reversed(notes["rows"])]
-        groups.append(Group(what, f"{notes['host'].split(',')[0]}, {notes['date']}", bars))
+        groups.append(Group(what, measured, bars))
     said = linked(*names)
-    compared = f"the single calls from [compared]({{}}compared.md), {notes['host'].split(',')[0]}, {notes['date']}"
+    compared = f"the single calls from [compared]({{}}compared.md), {measured}"
     title = f"Handoff of {MIB} MiB on a GPU, in place"
     return Picture(title, groups, time, lambda links: f"{said(links)}; {compared.format(links[: -len('results')])}")
 

@@ -20,15 +20,28 @@ def report(name: str) -> Any:
 
 
 def about(name: str) -> str:
-    """Return where and when a report was made."""
+    """Return where and when a report was made, and the commit that added it."""
     host = report(name)["host"]
     gpu = ", ".join(sorted(set(host["gpus"]))) or host["cpu"]
-    return f"{gpu}, {host['date'][:10]}"
+    return f"{gpu}, {host['date'][:10]}, commit {commit(name.partition('/')[0])}"
+
+
+def commit(folder: str) -> str:
+    """Return the commit that added a folder of reports."""
+    commits = json.loads((RESULTS / "commits.json").read_text())
+    if folder not in commits:
+        raise ValueError(f"docs/results/commits.json does not name the commit of {folder}: add it")
+    return str(commits[folder])
+
+
+def file(name: str) -> str:
+    """Return the file of a report that a page links to: its text where it has one."""
+    return next(f"{name}{suffix}" for suffix in (".md", ".json") if (RESULTS / f"{name}{suffix}").exists())
 
 
 def link(links: str, name: str) -> str:
-    """Return a link to the text of a report."""
-    return f"[{name.rpartition('/')[2]}]({links}/{name}.md)"
+    """Return a link to a report."""
+    return f"[{name.rpartition('/')[2]}]({links}/{file(name)})"
 
 
 def micro(nanoseconds: float) -> str:
@@ -42,12 +55,16 @@ def one(rows: Iterable[dict[str, Any]], **wanted: object) -> dict[str, Any]:
     return found
 
 
+def reports(pattern: str) -> list[str]:
+    """Return the reports of this name, which may have wildcards, the oldest first."""
+    return [str(path.relative_to(RESULTS).with_suffix("")) for path in sorted(RESULTS.glob(f"*/{pattern}.json"))]
+
+
 def latest(bench: str, **wanted: object) -> str:
     """Return the newest report of a bench that has a row with these values."""
-    names = [str(path.relative_to(RESULTS).with_suffix("")) for path in sorted(RESULTS.glob(f"*/{bench}.json"))]
     found = [
         name
-        for name in names
+        for name in reports(bench)
         if any(all(row.get(key) == value for key, value in wanted.items()) for row in report(name)["rows"])
     ]
     return found[-1]

@@ -16,7 +16,7 @@ from typing import Any
 
 import frameworks
 import pictures
-from results import DOCS, RESULTS, ROOT, about, link, micro, one, report
+from results import DOCS, RESULTS, ROOT, about, commit, file, latest, link, micro, one, report, reports
 
 sys.path.insert(0, str(ROOT / "conformance/python"))
 
@@ -27,21 +27,21 @@ from truebridge_conformance.scoreboard.report import Report  # noqa: E402
 MARKED = re.compile(r"(<!-- table: ([\w ]+?) -->\n)(.*?)(?=<!-- /table -->)", re.S)
 
 #: The newest report of each bench.
-HANDOFF = "2026-11-22-h200-copies/bench"
-MOVES = "2026-11-22-h200-copies/bench_moves"
-COPIES = "2026-11-22-h200-copies/bench_copies"
-PROCESSES = "2026-11-22-h200-processes/bench_processes"
-JAX = "2026-11-24-h100-jax/bench"
-PIECES = "2026-11-26-h200-pieces/bench_pieces"
-KEEPER = "2026-11-25-h100-keeper/bench_keeper"
-SESSIONS = "2026-11-21-h200-tensorflow1/bench_sessions"
-#: The runs that count what the frameworks' own way gets wrong, the largest first.
-ORDERS = ("2026-11-20-h200/conformance", "2026-11-21-h200/conformance", "2026-11-21-h200-tensorflow1/conformance")
+MOVES = latest("bench_moves")
+COPIES = latest("bench_copies")
+PROCESSES = latest("bench_processes")
+PIECES = latest("bench_pieces")
+KEEPER = latest("bench_keeper")
+SESSIONS = latest("bench_sessions")
+#: The runs that count what the frameworks' own way gets wrong.
+ORDERS = ("2026-11-27-h100-suite/conformance", "2026-11-26-h200-tensorflow/conformance-tensorflow1")
 
 #: What the frameworks are called, in the reports and for the reader. The tables have this order.
 NAMES = frameworks.labels()
 OLDER = {"tensorflow2": "tensorflow"}
 
+#: The most files of docs/results. What was there before is in git's history.
+MOST = 40
 #: The size at which the ways are compared.
 MIB = 64
 
@@ -62,6 +62,10 @@ def filled(page: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the tables of all pages and the pictures, or with ``--check`` print the files that would change."""
+    results = sum(path.is_file() for path in RESULTS.rglob("*"))
+    if results > MOST:
+        print(f"docs/results has {results} files, at most {MOST}: remove the older reports of each kind")
+        return 1
     made = {page: filled(page) for page in sorted(DOCS.rglob("*.md"))}
     made |= {DOCS / pictures.FOLDER / f"{area}.svg": pictures.drawn(area) for area in pictures.AREAS}
     stale = [(page, text) for page, text in made.items() if not page.exists() or text != page.read_text()]
@@ -94,8 +98,7 @@ def sources(links: str, *names: str) -> str:
 def newest(bench: str, **wanted: object) -> dict[str, str]:
     """Return the newest reports of a bench that have such a row: that on a GPU (``cuda``), then that on the host."""
     found = {}
-    for path in sorted(RESULTS.glob(f"*/{bench}.json")):
-        name = str(path.relative_to(RESULTS).with_suffix(""))
+    for name in reports(bench):
         for row in report(name)["rows"]:
             if all(row.get(key) == value for key, value in wanted.items()):
                 found[row["device"].partition(":")[0]] = name
@@ -131,10 +134,11 @@ def ways(links: str, source: str, target: str) -> str:
     """The ways from one framework to another, side by side."""
     known = {"torch": "torch.from_dlpack", "cupy": "cupy.from_dlpack", "jax": "jax.dlpack.from_dlpack"}
     native = "tf.experimental.dlpack" if "tensorflow" in (source, target) else known[target]
-    name = JAX if "jax" in (source, target) else HANDOFF
+    path = f"{source}→{target}"
+    name = latest("bench", path=path)
     rows = []
     for streams, words in (("cross", "streams idle"), ("cross, busy", "streams busy")):
-        row = one(report(name)["rows"], path=f"{source}→{target}", streams=streams, size=MIB << 20)
+        row = one(report(name)["rows"], path=path, streams=streams, size=MIB << 20)
         rows.append(cost(f"in place, {words}", row["ours"], row["native"], f"`{native}`"))
     others, said = elsewhere(links, source, target)
     return table(COST, [*rows, *others], "lrrrl") + sources(links, name) + said
@@ -237,15 +241,22 @@ def known(name: str) -> str:
 
 
 def handoff(links: str) -> str:
-    """Every path of the bench, at its worst size."""
+    """Every path of the bench in its newest report, at its worst size."""
+    names = [name for name in reports("bench") if any(newest_of(name))]
     rows = []
-    for verdict in report(HANDOFF)["verdicts"]:
-        path, streams = verdict["path"], verdict["streams"]
-        sizes = [row for row in report(HANDOFF)["rows"] if (row["path"], row["streams"]) == (path, streams)]
-        worst = max(sizes, key=lambda row: row["ratio"])
-        rows.append((path, streams, micro(worst["ours"]), micro(worst["native"]), f"{worst['ratio']:.2f}"))
+    for name in names:
+        for path, streams in newest_of(name):
+            sizes = [row for row in report(name)["rows"] if (row["path"], row["streams"]) == (path, streams)]
+            worst = max(sizes, key=lambda row: row["ratio"])
+            rows.append((path, streams, micro(worst["ours"]), micro(worst["native"]), f"{worst['ratio']:.2f}"))
     head = ("path", "streams", "truebridge, µs", "native, µs", "part of native")
-    return table(head, rows, "ll") + sources(links, HANDOFF)
+    return table(head, rows, "ll") + sources(links, *names)
+
+
+def newest_of(name: str) -> list[tuple[str, str]]:
+    """Return the paths of a report, with their streams, that no newer report has."""
+    pairs = dict.fromkeys((row["path"], row["streams"]) for row in report(name)["rows"])
+    return [(path, streams) for path, streams in pairs if latest("bench", path=path, streams=streams) == name]
 
 
 def copies(links: str) -> str:
@@ -286,7 +297,7 @@ def peers(links: str) -> str:
         for row in notes["rows"]
     ]
     head = ("way", "result", "ordered handoff", "ordered release", "of a torch tensor, ns", "of a CuPy array, ns")
-    said = f"{notes['what']}: {notes['host']}, {notes['date']}. Source: {notes['source']}."
+    said = f"{notes['what']}: {notes['host']}, {notes['date']}, commit {notes['commit']}. Source: {notes['source']}."
     return f"{table(head, rows, 'llll')}\n\n{said}"
 
 
@@ -328,7 +339,7 @@ def pairs(links: str, device: str) -> str:
         if key not in best:
             return "–"
         cases, name = best[key]
-        return f"[{cases:,}]({links}/{name}.md)"
+        return f"[{cases:,}]({links}/{file(name)})"
 
     rows = [(f"**{NAMES[one]}**", *(cell((one, other)) for other in shown)) for one in shown]
     return table(("from \\ to", *(NAMES[name] for name in shown)), rows)
@@ -336,9 +347,7 @@ def pairs(links: str, device: str) -> str:
 
 def conformance() -> list[tuple[str, Any]]:
     """Return every report of the suite with its name."""
-    paths = sorted(RESULTS.glob("*/conformance*.json"))
-    names = [str(path.relative_to(RESULTS).with_suffix("")) for path in paths]
-    return [(name, report(name)) for name in names]
+    return [(name, report(name)) for name in reports("conformance*")]
 
 
 def runs(links: str) -> str:
@@ -354,8 +363,8 @@ def runs(links: str) -> str:
         )
         versions = ", ".join(f"{one} {version}".replace(" ", "\N{NO-BREAK SPACE}") for one, version in named)
         counts = (f"{found['summary'][key]:,}" for key in ("cases", "passed", "failed"))
-        folder, _, file = name.partition("/")
-        rows.append((f"{folder}<br>[{file}]({links}/{name}.md)", found["device"], versions, *counts))
+        folder, _, _ = name.partition("/")
+        rows.append((f"{folder}, {commit(folder)}<br>{link(links, name)}", found["device"], versions, *counts))
     return table(("report", "device", "versions", "cases", "properties passed", "failed"), rows, "lll")
 
 
@@ -380,7 +389,8 @@ def scoreboard(links: str) -> str:
     """The newest run of the scoreboard, and of those with a GPU where there are any."""
     found = {path: Report.read(path) for path in sorted(RESULTS.glob("*/scoreboard.json"))}
     newest = max(found, key=lambda path: (bool(found[path].host["gpus"]), path))
-    raw = f"The raw data: [scoreboard.json]({links}/{newest.relative_to(RESULTS)})."
+    name = newest.relative_to(RESULTS)
+    raw = f"The raw data: [scoreboard.json]({links}/{name}), commit {commit(name.parts[0])}."
     return f"{body(found[newest])}\n\n{raw}"
 
 
