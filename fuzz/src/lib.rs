@@ -1,20 +1,21 @@
 //! Hostile input for the tests: corpora, and inputs that are drawn from them.
 //!
-//! An input is text, so that a person can read, write and shorten one. The corpus of a target is a folder of
-//! `fixtures/fuzz`, with an input in each file, whose name says what is hostile about it. [`fuzz`] replays the corpus,
+//! An input is text, so that a person can read, write and shorten one. The corpus of a target is
+//! `fixtures/fuzz/TARGET.txtar`, where the name of each input says what is hostile about it. [`fuzz`] replays the corpus,
 //! and then damages its inputs at random.
 //!
 //! `TRUEBRIDGE_FUZZ` sets the seconds, `TRUEBRIDGE_SEED` the seed.
 
+mod corpus;
 mod extent;
 mod fields;
 mod random;
 
+pub use corpus::corpus;
 pub use extent::{addresses, compact, extent};
 pub use fields::Fields;
 pub use random::Random;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Seconds of a target, unless the environment names others.
@@ -27,24 +28,6 @@ const USUAL: u64 = 1;
 /// Where it holds something else.
 pub fn number(variable: &str, usual: u64) -> u64 {
     std::env::var(variable).map_or(usual, |text| text.parse().expect("a number"))
-}
-
-/// Returns the inputs of a target and their names, in the order of the names.
-///
-/// # Panics
-///
-/// Where the target has none.
-pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/fuzz").join(target);
-    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let read = |entry: std::fs::DirEntry| {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        (name, std::fs::read(entry.path()).expect("an input can be read"))
-    };
-    let mut inputs: Vec<_> = entries.map(|entry| read(entry.expect("an entry can be read"))).collect();
-    inputs.sort();
-    assert!(!inputs.is_empty(), "{} is empty", folder.display());
-    inputs
 }
 
 /// Runs cases until the time is over, each with its number, and returns how many.

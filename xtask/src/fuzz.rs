@@ -1,8 +1,10 @@
 //! Hostile input: what the fuzzers are run over, and how.
 
 use crate::bundle;
-use crate::run::{Result, ask, cargo, code, program, root, status, target};
+use crate::run::{Result, ask, at, cargo, code, program, status, target};
 use crate::venv;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 /// The fuzzer of the Python package, which runs from the sources over the package of a bundle.
@@ -144,12 +146,25 @@ fn guided(target: &Target, seconds: Option<&str>, seed: Option<&str>) -> Result<
             .into());
     }
     let found = self::target().join("fuzz").join(target.name);
-    std::fs::create_dir_all(&found).map_err(|error| format!("{}: {error}", found.display()))?;
+    let corpus = unpacked(target.name, &self::target().join("fuzz/corpus").join(target.name))?;
+    at(&found, fs::create_dir_all(&found))?;
     let mut command = program("cargo", &["+nightly", "fuzz", "run", "--fuzz-dir", "fuzz/guided", target.name]);
-    command.arg(&found).arg(root().join("fixtures/fuzz").join(target.name));
+    command.args([found, corpus]);
     // The cases count what is released, and memory of a device is leaked on purpose where there is no driver.
     command.env("ASAN_OPTIONS", "detect_leaks=0");
     command.args(["--", "-timeout=60", &format!("-max_total_time={}", seconds.unwrap_or("120"))]);
     command.arg(format!("-seed={}", seed.unwrap_or("0"))).env("CARGO_TARGET_DIR", self::target().join("fuzz/guided"));
     Ok(command)
+}
+
+/// Writes each input of a corpus into a file of `folder`, which is what libFuzzer reads.
+fn unpacked(name: &str, folder: &Path) -> Result<PathBuf> {
+    if folder.exists() {
+        at(folder, fs::remove_dir_all(folder))?;
+    }
+    at(folder, fs::create_dir_all(folder))?;
+    for (name, input) in bridge_fuzz::corpus(name) {
+        at(folder, fs::write(folder.join(name), input))?;
+    }
+    Ok(folder.into())
 }

@@ -467,9 +467,9 @@ def settled(case: Case) -> Case:
 
 
 def corpus(kinds: list[str]) -> dict[str, Case]:
-    """The kept cases of these kinds, by the names of their files."""
-    files = [(kind, path) for kind in kinds for path in sorted((CORPORA / kind).glob("*.json"))]
-    return {f"{kind}/{path.stem}": settled({"kind": kind, **json.loads(path.read_text())}) for kind, path in files}
+    """The kept cases of these kinds, by their names."""
+    kept = {kind: json.loads((CORPORA / f"{kind}.json").read_text()) for kind in kinds}
+    return {f"{kind}/{name}": settled({"kind": kind, **case}) for kind in kinds for name, case in kept[kind].items()}
 
 
 def draw(seed: int, at: int, targets: list[str], kinds: list[str]) -> Case:

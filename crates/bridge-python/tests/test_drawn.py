@@ -28,7 +28,7 @@ DRAWN = [
 
 @pytest.mark.skipif(not FUZZ.is_dir(), reason="the fuzzer runs from the sources")
 def test_every_kind_has_a_corpus_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file is a case that was hostile once, or looks as if it were."""
+    """Each case was hostile once, or looks as if it were."""
     pytest.importorskip("tensorflow")
     monkeypatch.syspath_prepend(str(FUZZ))
     import cases
