@@ -1,9 +1,9 @@
 //! The table of frameworks: one row for each adapter for Python objects.
 //!
 //! The Python package and the conformance suite read this table (`table.rs`). A new adapter also has entries elsewhere:
-//! CONTRIBUTING lists them all. Each crate of adapters is a feature. `Framework::open` returns the adapter, or reports
-//! [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) where its feature is off. Without any feature the crate is
-//! plain data and depends on neither Python nor a framework.
+//! `cargo xtask new-adapter` writes them all. Each crate of adapters is a feature. `Framework::open` returns the adapter,
+//! or reports [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) where its feature is off. Without any feature the
+//! crate is plain data and depends on neither Python nor a framework.
 //!
 //! Objects of other frameworks are known by a protocol: DLPack and the array interfaces. Their adapter is `Foreign`.
 
