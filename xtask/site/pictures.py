@@ -6,14 +6,13 @@ pictures of these tables; with ``--check`` it names those that differ from the r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import frameworks
-from results import DOCS, about, latest, link, one, report
+from results import about, latest, link, one, report
 
 #: Where the pictures lie, in docs/.
 FOLDER = "images/cost"
@@ -66,7 +65,7 @@ def linked(*names: str) -> Callable[[str], str]:
 
 
 def handoff() -> Picture:
-    """In place from one framework to another on a GPU, streams idle; then the views of other packages."""
+    """In place from one framework to another on a GPU, streams idle."""
     labels, own = frameworks.labels(), {"torch": "torch", "cupy": "cupy", "jax": "jax.dlpack"}
     groups, names = [], []
     for path in ("torch→cupy", "cupy→torch", "torch→jax", "jax→torch", "torch→tensorflow", "tensorflow→torch"):
@@ -77,15 +76,7 @@ def handoff() -> Picture:
         bars = [(OURS, row["ours"]), (native, row["native"])]
         groups.append(Group(f"{labels[source]} → {labels[target]}", about(name), bars))
         names.append(name)
-    notes = json.loads((DOCS / "compared.json").read_text())
-    measured = f"{notes['host'].split(',')[0]}, {notes['date']}, commit {notes['commit']}"
-    for key, what in (("torch", "One call on a PyTorch tensor"), ("cupy", "One call on a CuPy array")):
-        bars = [(row["short"], row[key]) for row in reversed(notes["rows"])]
-        groups.append(Group(what, measured, bars))
-    said = linked(*names)
-    compared = f"the single calls from [compared]({{}}compared.md), {measured}"
-    title = f"Handoff of {MIB} MiB on a GPU, in place"
-    return Picture(title, groups, time, lambda links: f"{said(links)}; {compared.format(links[: -len('results')])}")
+    return Picture(f"Handoff of {MIB} MiB on a GPU, in place", groups, time, linked(*names))
 
 
 def copies() -> Picture:

@@ -289,18 +289,6 @@ def processes(links: str) -> str:
     return table(("what", "way", "share, µs", "open, µs"), rows, "ll") + sources(links, PROCESSES)
 
 
-def peers(links: str) -> str:
-    """Other packages, from the notes in docs/compared.json."""
-    notes = json.loads((ROOT / "docs/compared.json").read_text())
-    rows = [
-        (row["way"], row["result"], row["handoff"], row["release"], f"{row['torch']:,}", f"{row['cupy']:,}")
-        for row in notes["rows"]
-    ]
-    head = ("way", "result", "ordered handoff", "ordered release", "of a torch tensor, ns", "of a CuPy array, ns")
-    said = f"{notes['what']}: {notes['host']}, {notes['date']}, commit {notes['commit']}. Source: {notes['source']}."
-    return f"{table(head, rows, 'llll')}\n\n{said}"
-
-
 def mark(dtype: str, profile: dict[str, Any]) -> str:
     """Return whether a framework has a dtype, or has it in another mode alone."""
     disabled, _ = profile.get("disabled", ((), ""))
@@ -408,7 +396,6 @@ TABLES: dict[str, Callable[..., str]] = {
         copies,
         moves,
         processes,
-        peers,
         pictures.picture,
         dtypes,
         pairs,

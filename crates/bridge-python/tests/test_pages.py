@@ -69,6 +69,8 @@ def test_the_blocks_of_the_page_compile(page: str) -> None:
     # Those too that need a GPU, or that no test runs.
     for _, block in BLOCK.findall((DOCS / page).read_text()):
         compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        # TensorFlow shows stubs of CUDA's libraries to what is imported after it.
+        assert not re.search(r"import tensorflow\b.*\bimport (torch|cupy)\b", block, re.S), "import TensorFlow last"
 
 
 @pytest.mark.parametrize("picture", sorted(str(picture.relative_to(DOCS)) for picture in DOCS.rglob("*.svg")))

@@ -1,8 +1,9 @@
 """Use tensors of one framework in another, in place.
 
-``to_torch``, ``to_cupy``, ``to_numpy`` and ``to_tensorflow`` take a tensor of any framework that this package knows, a
-DLPack capsule, or any object with ``__dlpack__`` or an array interface. The result shares the memory and is safe to use
-in the target's current stream. When its last view is dropped, the owner reuses the memory in stream order.
+``to_torch``, ``to_cupy``, ``to_numpy``, ``to_jax`` and ``to_tensorflow`` take a tensor of any framework that this
+package knows, a DLPack capsule, or any object with ``__dlpack__`` or an array interface. The result shares the memory
+and is safe to use in the target's current stream. When its last view is dropped, the owner reuses the memory in stream
+order.
 
 Examples
 --------

@@ -79,7 +79,7 @@ def torch_function(
 
     Examples
     --------
-    >>> import tensorflow as tf, torch
+    >>> import torch, tensorflow as tf
     >>> import truebridge as tb
     >>> square = tb.autograd.torch_function(tf.square)
     >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -130,7 +130,7 @@ def tf_function(
 
     Examples
     --------
-    >>> import tensorflow as tf, torch
+    >>> import torch, tensorflow as tf
     >>> import truebridge as tb
     >>> square = tb.autograd.tf_function(torch.square)
     >>> x = tf.Variable([1.0, 2.0])

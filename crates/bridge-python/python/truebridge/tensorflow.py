@@ -112,7 +112,7 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
 
     Examples
     --------
-    >>> import tensorflow as tf, torch
+    >>> import torch, tensorflow as tf
     >>> import truebridge as tb
     >>> @tf.function(input_signature=[tf.TensorSpec([2], tf.int32)])
     ... def total(handle):
@@ -284,7 +284,7 @@ def take(fetched: Any, target: Target) -> Any:
 
     Examples
     --------
-    >>> import tensorflow as tf, torch
+    >>> import torch, tensorflow as tf
     >>> import truebridge as tb
     >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
     ...     x = tb.tensorflow.external_input(tf.float32, [None])
