@@ -46,8 +46,8 @@ const ROW: &str = "== ";
 /// What the templates call the framework, in code and in prose.
 const NAMES: [&str; 2] = ["madeup", "MadeUp"];
 
-/// Files that every crate links to.
-const LICENSES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
+/// The folder that every crate links to.
+const LICENSES: &str = "LICENSES";
 
 impl NewAdapter {
     /// An adapter for memory of the host.
@@ -113,11 +113,9 @@ impl NewAdapter {
             at(&path, fs::write(&path, text))?;
         }
         let own = PathBuf::from(format!("crates/bridge-{}", names[0]));
-        for license in LICENSES {
-            let link = root.join(&own).join(license);
-            at(&link, symlink(Path::new("../..").join(license), &link))?;
-            written.push((own.join(license), String::new()));
-        }
+        let link = root.join(&own).join(LICENSES);
+        at(&link, symlink(Path::new("../..").join(LICENSES), &link))?;
+        written.push((own.join(LICENSES), String::new()));
         let package = format!("truebridge-{}", names[0]);
         run(cargo(&["fmt", "-p", &package]).current_dir(root))?;
         Ok(written.into_iter().map(|(place, _)| place).collect())

@@ -11,7 +11,7 @@ const FIELDS: [&str; 7] =
     ["description", "documentation", "keywords", "categories", "license", "readme", "rust_version"];
 
 /// Files that a package must hold.
-const FILES: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];
+const FILES: [&str; 3] = ["README.md", "LICENSES/LICENSE-MIT", "LICENSES/LICENSE-APACHE"];
 
 /// The folder that no package holds: cases that once failed, for the tests of this repository.
 const LEFT_OUT: &str = "proptest-regressions";

@@ -11,8 +11,8 @@ from typing import Any
 
 Case = dict[str, Any]
 
-#: A folder for each kind, with a case in each file.
-CORPORA = Path(__file__).parents[3] / "fixtures" / "fuzz"
+#: The kept cases of each kind, by their names.
+CORPORA = Path(__file__).parents[3] / "fixtures/fuzz/python.json"
 
 EDGES = [0, 1, 2, 3, 7, 64, 65, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 47, 1 << 62, (1 << 63) - 1]
 RAISED = ["BufferError", "TypeError", "ValueError", "KeyboardInterrupt", "SystemExit", "MemoryError", "RecursionError"]
@@ -468,7 +468,7 @@ def settled(case: Case) -> Case:
 
 def corpus(kinds: list[str]) -> dict[str, Case]:
     """The kept cases of these kinds, by their names."""
-    kept = {kind: json.loads((CORPORA / f"{kind}.json").read_text()) for kind in kinds}
+    kept = json.loads(CORPORA.read_text())
     return {f"{kind}/{name}": settled({"kind": kind, **case}) for kind in kinds for name, case in kept[kind].items()}
 
 

@@ -2,8 +2,8 @@
 
 A case is plain data, drawn from a seed and its number, so it can be written down and replayed. Each batch of cases runs
 in a process of its own: a crash, a hang and a wrong answer are verdicts. A case that fails is shrunk towards the
-simplest of its kind and printed as JSON; put it into ``fixtures/fuzz/KIND.json`` under a name that says what is
-hostile about it. Every run replays these first.
+simplest of its kind and printed as JSON; put it into ``fixtures/fuzz/python.json`` under its kind, with a name that
+says what is hostile about it. Every run replays these first.
 """
 
 from __future__ import annotations

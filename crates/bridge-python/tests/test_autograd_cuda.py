@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 import truebridge as tb
+from truebridge.autograd import tf_function, torch_function  # noqa: E402
 
 torch: Any = pytest.importorskip("torch")
+
+tf: Any = pytest.importorskip("tensorflow")
+
+jax: Any = pytest.importorskip("jax")
+
+
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
-tf: Any = pytest.importorskip("tensorflow")
 if not tf.config.list_physical_devices("GPU"):
     pytest.skip("TensorFlow has no GPU", allow_module_level=True)
-from truebridge.autograd import tf_function, torch_function  # noqa: E402
 
 COUNT = 1 << 20
 #: About 50 ms: the host has long issued what follows, so a reader that does not wait reads what was there before.
@@ -173,3 +179,49 @@ def test_inside_a_tf_function() -> None:
     for _ in range(3):
         y, slope = step(tb.to_tensorflow(late(2.0)))
         assert (y.numpy() == 20).all() and (slope.numpy() == 10).all()
+
+
+# Tensors of a GPU that PyTorch saves elsewhere: no backward computes from later writes.
+
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+jax_has_a_gpu = pytest.mark.skipif(
+    all(device.platform != "gpu" for device in jax.devices()), reason="no CUDA device that JAX has"
+)
+
+graph = torch.autograd.graph
+MODES = {
+    "save_on_cpu": graph.save_on_cpu,
+    "save_on_cpu, pinned": lambda: graph.save_on_cpu(pin_memory=True),
+    "clone": lambda: graph.saved_tensors_hooks(torch.clone, lambda x: x),
+    "allow_mutation": graph.allow_mutation_on_saved_tensors,
+}
+
+
+def gradient(function: Any, mode: Any, writes: bool) -> list[float]:
+    x = torch.tensor([1.0, 2.0], device="cuda", requires_grad=True)
+    with mode():
+        inner = x * 1
+        y = function(inner)
+        if writes:
+            inner.detach().zero_()
+        y.sum().backward()
+    values: list[float] = x.grad.tolist()
+    return values
+
+
+@jax_has_a_gpu
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_jax_computes_from_what_pytorch_has_saved(mode: str, writes: bool) -> None:
+    square = tb.autograd.torch_function(lambda x: x * x, of="jax")
+    assert gradient(square, MODES[mode], writes) == gradient(torch.square, MODES[mode], writes) == [2, 4]
+
+
+@jax_has_a_gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_tensorflow_refuses_a_write_to_the_memory_of_its_tape(mode: str) -> None:
+    square = tb.autograd.torch_function(tf.square)
+    assert gradient(square, MODES[mode], False) == [2, 4]
+    with pytest.raises(tb.BridgeError, match="wrote to an argument"):
+        gradient(square, MODES[mode], True)

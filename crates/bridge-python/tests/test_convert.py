@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +16,7 @@ import memory
 import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
+
 
 DTYPES = tb.profile("torch")["dtypes"]
 
@@ -158,3 +164,198 @@ def test_parameters_and_subclasses() -> None:
     assert tb.to_numpy(torch.ones(2).as_subclass(Named)).tolist() == [1, 1]
     assert tb.to_numpy(torch.nn.Parameter(torch.ones(2), requires_grad=False)).tolist() == [1, 1]
     assert tb.to_torch(np.ones((2, 2)).view(np.matrix)).tolist() == [[1, 1], [1, 1]]
+
+
+# The functions that name a pair of frameworks.
+
+
+SHORT = {"pytorch": "torch", "tf": "tensorflow", "cupy": "cupy", "numpy": "numpy"}
+PAIRS = list(itertools.permutations(SHORT, 2))
+
+
+def named(source: str, target: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(tb, f"convert_{source}_to_{target}")
+    return function
+
+
+def tensor(framework: str) -> Any:
+    if framework == "tensorflow":
+        return pytest.importorskip("tensorflow").reshape(pytest.importorskip("tensorflow").range(6.0), (2, 3))
+    return {"torch": torch, "numpy": np}[framework].arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_every_pair_has_a_function_that_can_be_read(source: str, target: str) -> None:
+    function = named(source, target)
+    assert function.__name__ in tb.__all__
+    keywords = inspect.signature(tb.convert).parameters.keys() - {"target"}
+    assert inspect.signature(function).parameters.keys() == keywords
+    text = inspect.getdoc(function) or ""
+    for section in ("Parameters", "Returns", "Raises", "Examples"):
+        assert f"{section}\n{'-' * len(section)}" in text
+    assert "{" not in re.sub(r"\{None, [^{}]*\}", "", text)
+
+
+@pytest.mark.parametrize(("source", "target"), [pair for pair in PAIRS if "cupy" not in pair])
+def test_the_named_function_does_what_convert_does(source: str, target: str) -> None:
+    x, function = tensor(SHORT[source]), named(source, target)
+    there = tb.to_numpy(x)
+    y = function(x)
+    assert type(y) is type(tb.convert(x, SHORT[target]))  # type: ignore[call-overload]
+    assert tb.to_numpy(y).tolist() == [[0, 1, 2], [3, 4, 5]]
+    if tb.plan(x, SHORT[target]).zero_copy:  # type: ignore[call-overload]
+        assert np.shares_memory(tb.to_numpy(y), there)
+    assert tb.to_numpy(function(x, permute=(1, 0), order="C")).tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert not np.shares_memory(tb.to_numpy(function(x, copy=True)), there)
+    assert function({"x": x, "n": 3})["n"] == 3
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_nonsense_is_refused(source: str, target: str) -> None:
+    with pytest.raises(tb.BridgeError):
+        named(source, target)(object())
+    with pytest.raises(TypeError):
+        named(source, target)(np.zeros(3), to="cuda")
+
+
+def test_a_tensor_of_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    pytest.importorskip("cupy")
+    t = torch.arange(6.0, device="cuda")
+    c = tb.convert_pytorch_to_cupy(t, copy=False)
+    assert c.data.ptr == t.data_ptr()
+    assert tb.convert_cupy_to_pytorch(c, copy=False).data_ptr() == t.data_ptr()
+    assert tb.convert_cupy_to_numpy(c, device="cpu").tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_page_names_every_framework_and_runs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
+    (section,) = re.findall(r"\n## Pairs\n(.*?)\n## ", page, re.S)
+    shown = re.findall(r"`(convert_\w+)`", section)
+    assert shown and set(shown) <= set(tb.__all__)
+    assert all(f"`{name}`" in section for name in SHORT)
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    exec(compile(block, "python.md", "exec"), {})
+
+
+# ``detach=True``: a tensor that requires grad crosses as its data.
+
+
+def tracked() -> Any:
+    """A tensor in the middle of a graph."""
+    return torch.arange(6.0).reshape(2, 3).requires_grad_() * 2
+
+
+@pytest.mark.parametrize(
+    "convert", [tb.to_numpy, tb.convert_pytorch_to_numpy, lambda x, **k: tb.convert(x, "numpy", **k)]
+)
+def test_a_tensor_that_requires_grad_crosses_in_place(convert: Any) -> None:
+    x = tracked()
+    for arguments in ({}, {"detach": False}):
+        with pytest.raises(tb.BridgeError) as error:
+            convert(x, **arguments)
+        assert error.value.kind == "requires_grad"
+    array = convert(x, detach=True)
+    assert array.ctypes.data == x.data_ptr() and array.tolist() == x.tolist()
+    assert x.requires_grad
+    x.sum().backward()
+
+
+def test_the_result_in_pytorch_is_no_part_of_the_graph() -> None:
+    x = tracked()
+    y = tb.to_torch(x, detach=True)
+    assert y.data_ptr() == x.data_ptr() and not y.requires_grad and y.grad_fn is None
+
+
+def test_each_tensor_of_a_tree_is_detached() -> None:
+    x = tracked()
+    tree = {"tracked": [x, x], "plain": torch.ones(2), "array": np.ones(2)}
+    made = tb.to_numpy(tree, detach=True)
+    assert made["tracked"][0].ctypes.data == x.data_ptr() and made["tracked"][0] is made["tracked"][1]
+    with pytest.raises(tb.BridgeError, match=r"tree\['tracked'\]\[0\]: the tensor requires grad"):
+        tb.to_numpy(tree)
+
+
+def test_it_goes_with_the_other_keywords_and_plan_knows_it() -> None:
+    x = tracked()
+    assert tb.to_numpy(x, detach=True, permute=(1, 0)).shape == (3, 2)
+    assert tb.to_numpy(x, detach=True, copy=True).ctypes.data != x.data_ptr()
+    assert tb.plan(x, "numpy", detach=True).zero_copy
+    with pytest.raises(tb.BridgeError):
+        tb.plan(x, "numpy")
+
+
+def test_tensorflow_takes_parameters() -> None:
+    pytest.importorskip("tensorflow")
+    weight = torch.nn.Linear(4, 4).weight
+    assert (tb.to_tensorflow(weight, detach=True).numpy() == weight.detach().numpy()).all()
+
+
+def test_an_error_of_a_tensor_passes_through() -> None:
+    class Broken:
+        @property
+        def requires_grad(self) -> bool:
+            raise KeyboardInterrupt
+
+        def __dlpack__(self, **keywords: Any) -> Any:
+            return torch.ones(1).__dlpack__(**keywords)
+
+        def __dlpack_device__(self) -> Any:
+            return (1, 0)
+
+    with pytest.raises(KeyboardInterrupt):
+        tb.to_numpy(Broken(), detach=True)
+    with pytest.raises(tb.BridgeValueError, match="detach is yes: pass True or False"):
+        tb.to_numpy(torch.ones(1), detach="yes")  # type: ignore[call-overload]
+
+
+# The keyword ``device`` where nothing can be moved: in place on the host, and what is refused.
+
+
+def test_a_tensor_that_is_there_is_taken_in_place() -> None:
+    array = np.arange(16.0)
+    for copy in (None, False):
+        assert tb.to_torch(array, device="cpu", copy=copy).data_ptr() == array.ctypes.data
+    assert tb.plan(array, "torch", device="cpu").zero_copy
+
+
+@pytest.mark.parametrize("device", ["cpu:3", (1, 3), torch.device("cpu", 3)])
+def test_there_is_one_host_whatever_its_number(device: Any) -> None:
+    array = np.arange(16.0)
+    assert tb.to_torch(array, device=device, copy=False).data_ptr() == array.ctypes.data
+    plan = tb.plan(array, "torch", device=device)
+    assert (plan.zero_copy, plan.device) == (True, "cpu")
+
+
+def test_a_copy_on_the_same_device_is_no_move() -> None:
+    array = np.arange(16.0)
+    assert tb.plan(array, "torch", device="cpu", copy=True).reason == "asked for"
+    assert tb.to_torch(array, device="cpu", copy=True).data_ptr() != array.ctypes.data
+
+
+@pytest.mark.parametrize("copy", [None, True, False])
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7", (13, 0), (10, 0)])
+def test_a_target_without_such_a_device_refuses_the_move(device: Any, copy: bool | None) -> None:
+    for call in (tb.convert, tb.plan):
+        with pytest.raises(tb.BridgeValueError, match="numpy has only cpu") as caught:
+            call(torch.ones(3), "numpy", device=device, copy=copy)
+        assert caught.value.kind == "device"
+
+
+def test_an_error_leaves_the_source_as_it_was() -> None:
+    array = np.arange(16.0)
+    with pytest.raises(tb.BridgeError):
+        tb.to_numpy(array, device="cuda:0")
+    assert array.tolist() == list(range(16))
+    assert tb.to_torch(array, copy=False).data_ptr() == array.ctypes.data
+
+
+def test_what_is_on_the_host_crosses_through_the_host_as_ever() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert tb.to_torch(array, via="host").data_ptr() == array.ctypes.data
+    tree = tb.convert_numpy_to_pytorch({"x": array, "step": 7}, via="host", permute=(1, 0))
+    assert tree["x"].data_ptr() == array.ctypes.data and tree["x"].shape == (3, 2) and tree["step"] == 7
+    assert tb.plan(array, "torch", via="host") == tb.plan(array, "torch")
+    with pytest.raises(tb.BridgeValueError, match="consumes it"):
+        tb.to_torch(array.__dlpack__(), via="host")

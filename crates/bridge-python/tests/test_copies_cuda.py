@@ -10,16 +10,20 @@ import pytest
 
 import memory
 import truebridge as tb
+from casting import CASTS, DTYPES, cast, numbers, pair, same  # noqa: E402
 
 torch: Any = pytest.importorskip("torch")
+
 cupy: Any = pytest.importorskip("cupy")
+
+
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 #: Cycles of a kernel of some milliseconds.
 LATE = 10_000_000
 ROUNDS = 50
-DTYPES = ["uint8", "float16", "float32", "float64", "complex128"]
+NAMES = ["uint8", "float16", "float32", "float64", "complex128"]
 LENGTHS = [1, 2, 3, 4, 15, 16, 17, 31, 32, 33, 63, 65, 129]
 
 
@@ -43,7 +47,7 @@ def twins(seed: int) -> tuple[Any, np.ndarray]:
     shape = [int(length) + 1 for length in random.choice(LENGTHS, int(random.integers(1, 5)))]
     while np.prod(shape) > 1 << 20:
         shape[int(np.argmax(shape))] = 4
-    dtype = DTYPES[seed % len(DTYPES)]
+    dtype = NAMES[seed % len(NAMES)]
     host = random.integers(0, 100, shape).astype(dtype)
     return view(np.random.default_rng(seed), cupy.asarray(host)), view(np.random.default_rng(seed), host)
 
@@ -54,10 +58,10 @@ def test_any_layout_is_copied_as_the_frameworks_copy_it(seed: int) -> None:
     for order in ("C", "F"):
         copy = tb.to_torch(array, copy=True, order=order)
         np.testing.assert_array_equal(copy.cpu().numpy(), expected)
-        same = tb.to_cupy(array, copy=True, order=order)
-        np.testing.assert_array_equal(same.get(), expected)
-        assert same.flags.c_contiguous if order == "C" else same.flags.f_contiguous
-        assert same.data.ptr != array.data.ptr or not array.size
+        viewed = tb.to_cupy(array, copy=True, order=order)
+        np.testing.assert_array_equal(viewed.get(), expected)
+        assert viewed.flags.c_contiguous if order == "C" else viewed.flags.f_contiguous
+        assert viewed.data.ptr != array.data.ptr or not array.size
     plan = tb.plan(array, "torch", copy=True)
     assert plan.copied_by == "kernels"
 
@@ -220,9 +224,9 @@ def test_more_than_two_to_the_31_elements_are_copied() -> None:
     if torch.cuda.mem_get_info()[0] < 3 * count:
         pytest.skip("the device has too little free memory")
     source = torch.empty(count, dtype=torch.uint8, device="cuda").random_(0, 251)
-    for same in (source.view(-1), source[: count - 1].view(2, -1).t()):
-        copy = tb.to_cupy(same, copy=True)
-        assert torch.equal(tb.to_torch(copy), same)
+    for viewed in (source.view(-1), source[: count - 1].view(2, -1).t()):
+        copy = tb.to_cupy(viewed, copy=True)
+        assert torch.equal(tb.to_torch(copy), viewed)
         del copy
 
 
@@ -252,3 +256,131 @@ def test_a_target_in_another_memory_is_moved_to() -> None:
     into = torch.zeros(7, dtype=torch.complex64).conj()
     tb.copy(z, out=into)
     assert torch.equal(into, z.cpu())
+
+
+# ``tb.copy`` and ``tb.copier`` with ``dtype=``, on a CUDA device: PyTorch's casts on the device judge the values.
+
+
+@pytest.mark.parametrize(("source", "to"), CASTS)
+def test_every_number_is_cast_as_pytorch_casts_it(source: str, to: str) -> None:
+    values = numbers(source, np.random.default_rng(1)).cuda()
+    # In vectors, and, one element further, one by one.
+    for first in (0, 1):
+        target = torch.zeros(values.shape, dtype=DTYPES[to], device="cuda")[first:]
+        tb.copy(values[first:], out=target, dtype=to)
+        same(target, values[first:].to(DTYPES[to]))
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 100])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_trees_are_cast(seed: int, count: int) -> None:
+    random = np.random.default_rng([seed, count])
+    to = list(DTYPES)[seed]
+    pairs = [pair(random, to, "cuda") for _ in range(count)]
+    # Others beside them, which are copied.
+    integers = torch.randint(0, 100, (33, 65), device="cuda"), torch.zeros(33, 65, dtype=torch.int64, device="cuda")
+    both = [*pairs, integers]
+    tb.copy([source for source, _ in both], out=[target for _, target in both], dtype=to)
+    for source, target in pairs:
+        same(target, cast(source, target))
+    assert torch.equal(*integers)
+
+
+def test_nothing_beside_the_targets_is_written() -> None:
+    whole = torch.full((64, 1000), 7, dtype=torch.bfloat16, device="cuda")
+    targets = [whole[row, 3 + row : 900 - row] for row in range(0, 64, 2)]
+    tb.copy([torch.zeros(target.shape[0], device="cuda") for target in targets], out=targets, dtype="bfloat16")
+    expected = torch.full_like(whole, 7)
+    for row in range(0, 64, 2):
+        expected[row, 3 + row : 900 - row] = 0
+    assert torch.equal(whole, expected)
+
+
+def test_elements_at_any_address_are_cast() -> None:
+    cupy: Any = pytest.importorskip("cupy")
+    source = np.linspace(-5, 5, 1000, dtype=np.float32)
+    for shift in (1, 2, 4):
+        memory = cupy.zeros(4 * 1000 + shift, cupy.uint8)
+        memory[shift:] = cupy.asarray(source.view(np.uint8))
+        strange = cupy.ndarray(1000, cupy.float32, memory.data + shift)
+        target = torch.zeros(1000, dtype=torch.float16, device="cuda")
+        tb.copy(strange, out=target, dtype="float16")
+        same(target.cpu(), torch.from_numpy(source).half())
+
+
+def test_large_pieces_beside_small_ones() -> None:
+    lengths = [1, 15, 16, 17, 16383, 16384, 16385, 50_000_001, 3, 1 << 24]
+    sources = [torch.randn(length, device="cuda") for length in lengths]
+    targets = [torch.zeros(length, dtype=torch.bfloat16, device="cuda") for length in lengths]
+    tb.copy(sources, out=targets, dtype="bfloat16")
+    for source, target in zip(sources, targets, strict=True):
+        assert torch.equal(target, source.bfloat16())
+
+
+def test_a_tree_of_casts_is_one_kernel_whatever_its_dtypes_and_strides() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    names = ["float32", "float16", "float64", "float8_e5m2"]
+    sources = [torch.rand(20, 100 + index, device="cuda").to(DTYPES[names[index % 4]]) for index in range(100)]
+    sources = [source.t() if index % 3 == 0 else source for index, source in enumerate(sources)]
+    targets = [torch.zeros(source.shape, dtype=torch.bfloat16, device="cuda") for source in sources]
+    tb.copy(sources, out=targets, dtype="bfloat16")
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        tb.copy(sources, out=targets, dtype="bfloat16")
+        torch.cuda.synchronize()
+    work = [event.name for event in profiled.events() if event.device_type.name == "CUDA"]
+    assert len([name for name in work if "cast" in name]) == 1 and len(work) == 2, work
+    for source, target in zip(sources, targets, strict=True):
+        same(target, source.to(torch.bfloat16))
+
+
+def test_a_cast_waits_for_the_producer() -> None:
+    writer = torch.cuda.Stream()
+    source, target = torch.zeros(5000, device="cuda"), torch.zeros(5000, dtype=torch.float16, device="cuda")
+    torch.cuda.synchronize()
+    for value in range(1, 11):
+        with torch.cuda.stream(writer):
+            torch.cuda._sleep(LATE)
+            source.fill_(value)
+            tb.copy(source, out=target, dtype="float16")
+            seen = target.clone()
+        writer.synchronize()
+        assert bool((seen == value).all())
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_copier_of_casts_is_captured(count: int) -> None:
+    sources = [torch.rand(1000 + index, device="cuda") for index in range(count)]
+    sources.append(torch.arange(1000, device="cuda"))
+    targets = [torch.zeros_like(source, dtype=torch.float8_e4m3fn) for source in sources[:-1]]
+    targets.append(torch.zeros_like(sources[-1]))
+    update = tb.copier(sources, out=targets, dtype="float8_e4m3fn")
+    update()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        update()
+    del update
+    gc.collect()
+    for value in range(1, 4):
+        for source in sources:
+            source.fill_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(bool((target.float() == value).all()) for target in targets)
+
+
+def test_a_copy_is_captured_too() -> None:
+    sources = [torch.rand(1000 + index, device="cuda") for index in range(10)]
+    targets = [torch.zeros_like(source, dtype=torch.bfloat16) for source in sources]
+    tb.copy(sources, out=targets, dtype="bfloat16")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tb.copy(sources, out=targets, dtype="bfloat16")
+    for source in sources:
+        source.fill_(3)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(bool((target == 3).all()) for target in targets)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graphs import FOLDER
+import truebridge as tb
+from graphs import FOLDER, HOST
 
 torch: Any = pytest.importorskip("torch")
+
+pytest.importorskip("torch")
+
+pytest.importorskip("truebridge_conformance", reason="the suite's package is in the bundle")
+
+bench: Any = pytest.importorskip("benches.sessions")
+
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 if not EXAMPLES.is_dir():
@@ -91,3 +101,101 @@ def test_a_program_of_python_3_7_serves_it() -> None:
     facts = printed([str(PYTHON37), str(EXAMPLES / "python37.py")], PYTHONPATH=str(PACKAGE))
     check(facts, "cpu")
     assert facts["trainer"].startswith("1.15.")
+
+
+# Saved models in sessions of the real TensorFlow 1.15, on tensors of PyTorch on the host.
+
+
+#: The model that ``saved_models.py`` beside it saves with 1.15.
+SAVED = Path(__file__).parents[2] / "bridge-tensorflow/tests/data/saved1"
+open_saved = tb.tensorflow1.Session.of_saved_model
+
+
+def test_variables_are_restored_and_run_on_the_memory_of_torch() -> None:
+    images = torch.tensor([[0.0, 1, 0], [1, 1, 2]])
+    with open_saved(SAVED, config=HOST) as session:
+        assert session.outputs == ["scores"]
+        (scores,) = session.run({"images": images}, "torch")
+    assert scores.tolist() == [[12, 23], [20, 34]]
+
+
+def test_a_table_is_filled_from_the_asset() -> None:
+    with open_saved(str(SAVED), "look_up", tags=["serve"], config=HOST) as session:
+        (squares,) = session.run({"keys": torch.tensor([3, 7, 1])}, "torch")
+    assert squares.tolist() == [9, -1, 1]
+
+
+def refused(call: Callable[[], object], words: str, kind: str) -> None:
+    with pytest.raises(tb.BridgeError, match=words) as caught:
+        call()
+    assert caught.value.kind == kind
+
+
+def test_what_cannot_be_opened_says_why() -> None:
+    refused(lambda: open_saved(SAVED, "train"), 'has no signature "train": it has look_up', "argument")
+    refused(lambda: open_saved(SAVED, tags=["train"]), "no graph with the tags", "argument")
+    refused(lambda: open_saved(SAVED.parent), "name the folder of a saved model", "argument")
+
+
+def test_an_input_is_fed_as_it_was_saved() -> None:
+    with open_saved(SAVED, config=HOST) as session:
+        refused(lambda: session.run({}), "the input images is not fed", "argument")
+        refused(lambda: session.run({"images": torch.ones(2, 4)}), r"has the shape \[\?, 3\]", "argument")
+        refused(lambda: session.run({"image": torch.ones(2, 3)}), "no input image: it has images", "argument")
+
+
+# The bench of sessions runs on any machine, and judges on devices alone.
+
+
+def test_it_measures_on_the_host(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benches", "--sessions", "--report", str(tmp_path)]
+    settings = {"PYTHONPATH": os.pathsep.join(sys.path), "TRUEBRIDGE_TENSORFLOW1": FOLDER}
+    done = subprocess.run(
+        [*command, "--device=cpu", "--sizes=0.25,16", "--rounds=3"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, **settings},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads((tmp_path / "bench_sessions.json").read_text())
+    small, large = report["rows"]
+    assert (small["mib"], large["mib"], report["verdicts"]) == (0.25, 16, [])
+    assert report["host"]["versions"]["tensorflow1"].startswith("1.15.")
+    for row in (small, large):
+        assert row["device"] == "cpu"
+        # No run of a session takes less than a microsecond.
+        assert min(row["bare"], row["ours"], row["host"]) > 1000
+    # 64 times the work.
+    assert large["bare"] > small["bare"]
+    table = (tmp_path / "bench_sessions.md").read_text()
+    assert table in done.stdout
+    assert f"| {large['ours'] / 1000:,.1f} |" in table
+
+
+def row(mib: float, *, faster: float = 30.0, overhead: float = 20e3, device: str = "cuda:0") -> Any:
+    return bench.Row(device, mib, 100e3, 100e3 * faster, 100e3 - overhead, faster, overhead)
+
+
+@pytest.mark.parametrize(
+    ("rows", "passed"),
+    [
+        ([row(1, faster=2), row(64, faster=20), row(1024)], [True, True]),
+        ([row(1), row(64, faster=19.9), row(1024)], [False, True]),
+        ([row(1), row(64), row(1024, overhead=50_001)], [True, False]),
+        ([row(1, overhead=50_001), row(16)], [False]),
+        ([row(1, overhead=-1), row(16)], [True]),
+        ([row(64, faster=1, overhead=1e6, device="cpu")], []),
+    ],
+)
+def test_the_bars_are_those_of_devices(rows: list[Any], passed: list[bool]) -> None:
+    assert [verdict.passed for verdict in bench.judge(rows)] == passed
+
+
+@pytest.mark.parametrize("faster", [19.0, 21.0])
+def test_a_missed_bar_fails(faster: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "measure", lambda *_: [row(64, faster=faster)])
+    assert bench.main(["--report", str(tmp_path)]) == (1 if faster < 20 else 0)
+    word = "MISSED" if faster < 20 else "met"
+    assert f"| times faster at 64 MiB | {faster:g} | 20 | {word} |" in (tmp_path / "bench_sessions.md").read_text()

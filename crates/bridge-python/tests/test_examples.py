@@ -1,0 +1,448 @@
+"""The extension modules of the examples: functions in Rust that every framework calls with its own tensors."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capsules import CPU, Producer, is_valid
+from memory import resident
+
+scaled: Any = pytest.importorskip("scaled", reason="the bundle has it")
+
+torch: Any = pytest.importorskip("torch")
+
+perceptron: Any = pytest.importorskip("perceptron", reason="the bundle has it")
+
+
+# The extension module of examples/kernel: a kernel in Rust that every framework calls with its own tensors.
+
+
+VALUES = np.arange(-3, 9, dtype=np.float32)
+
+
+def _tensorflow(array: Any) -> Any:
+    tensorflow = pytest.importorskip("tensorflow")
+    with tensorflow.device("CPU:0"):
+        return tensorflow.constant(array)
+
+
+ON_THE_HOST: dict[str, Callable[[Any], Any]] = {
+    "torch": torch.from_numpy,
+    "numpy": lambda array: array,
+    "tensorflow": _tensorflow,
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_HOST)
+def test_a_vector_is_scaled_in_its_framework(name: str) -> None:
+    x = ON_THE_HOST[name](VALUES)
+    result = scaled.scale(x, 2.5)
+    assert type(result) is type(x)
+    assert np.array_equal(np.asarray(result), VALUES * 2.5)
+    assert np.array_equal(np.asarray(x), VALUES), "the argument is left as it was"
+
+
+def test_strides_are_followed() -> None:
+    assert np.array_equal(scaled.scale(VALUES[::-2], 2), VALUES[::-2] * 2)
+    assert scaled.scale(torch.from_numpy(VALUES)[::3], 2).tolist() == (VALUES[::3] * 2).tolist()
+    assert scaled.scale(torch.zeros(0), 2).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "text"),
+    [
+        (3, TypeError, r"int is not a tensor: pass numpy\.asarray"),
+        (torch.zeros(2, 2), ValueError, "pass a vector, not the shape"),
+        (torch.zeros(2, dtype=torch.float64), TypeError, "pass float32, not float64"),
+        (torch.zeros(2).to_sparse(), TypeError, "to_dense"),
+    ],
+)
+def test_nonsense_is_refused(argument: object, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        scaled.scale(argument, 1.0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["torch", "cupy", "tensorflow"])
+def test_a_kernel_runs_after_the_work_in_the_frameworks_stream(name: str) -> None:
+    """The vector is written late: a kernel in another stream would read what was there before."""
+    count = 1 << 22
+    if name == "tensorflow":
+        tensorflow: Any = pytest.importorskip("tensorflow")
+        with tensorflow.device("GPU:0"):
+            slow = tensorflow.fill([2048, 2048], 1.0)
+            for _ in range(8):
+                slow = tensorflow.linalg.matmul(slow, slow) / 2048.0
+            result = scaled.scale(tensorflow.fill([count], 1.0) * slow[0, 0], 3.0)
+            assert np.array_equal(result.numpy(), np.full(count, 3.0, np.float32))
+        return
+    cupy: Any = pytest.importorskip("cupy")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), cupy.cuda.ExternalStream(side.cuda_stream):
+        x = torch.zeros(count, device="cuda") if name == "torch" else cupy.zeros(count, dtype=cupy.float32)
+        torch.cuda._sleep(20_000_000)
+        x += 1
+        result = scaled.scale(x[::2], 3.0)
+        assert type(result) is type(x)
+        side.synchronize()
+        assert float(result.min()) == float(result.max()) == 3.0 and result.shape == (count // 2,)
+
+
+# The extension module of examples/kernel over producers that are known by a protocol alone.
+
+
+READ_ONLY = 1
+
+
+class Foreign:
+    """A vector of capsules.Producer in a framework that is not in the table, whose results are arrays of NumPy."""
+
+    def __init__(self, *, legacy: bool = False, flags: int = 0) -> None:
+        self.legacy, self.flags = legacy, flags
+        self.producers: list[Producer] = []
+        self.produced: list[Any] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (CPU, 0)
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        if self.legacy and "max_version" in arguments:
+            raise TypeError("unexpected keyword argument max_version")
+        producer = Producer(legacy=self.legacy)
+        if not self.legacy:
+            producer.managed.flags = self.flags
+        self.producers.append(producer)
+        return producer.capsule()
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        return SimpleNamespace(from_dlpack=self._from_dlpack)
+
+    def _from_dlpack(self, x: Any) -> Any:
+        self.produced.append(x)
+        return np.from_dlpack(x)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "legacy": {"legacy": True},
+    "versioned": {},
+    "read-only": {"flags": READ_ONLY},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_producer_is_read_in_place_and_released_once(kind: str) -> None:
+    x = Foreign(**KINDS[kind])
+    result = scaled.scale(x, 2.0)
+    assert type(result) is np.ndarray
+    assert result.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert x.producers and [producer.deleted for producer in x.producers] == [1] * len(x.producers)
+
+
+def test_the_producer_is_released_where_the_call_fails() -> None:
+    class Matrix(Foreign):
+        def __dlpack__(self, **arguments: Any) -> Any:
+            capsule = super().__dlpack__(**arguments)
+            self.producers[-1].tensor.ndim = 2
+            return capsule
+
+    x = Matrix()
+    with pytest.raises(ValueError, match="pass a vector, not the shape"):
+        scaled.scale(x, 2.0)
+    assert [producer.deleted for producer in x.producers] == [1]
+
+
+def test_a_producer_without_a_framework_is_refused_before_anything_runs() -> None:
+    class WithoutFromDlpack(Foreign):
+        def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+            return SimpleNamespace()
+
+    x = WithoutFromDlpack()
+    with pytest.raises(ValueError, match="WithoutFromDlpack names no framework that makes tensors"):
+        scaled.scale(x, 2.0)
+    assert [producer.deleted for producer in x.producers] == [1]
+    plain = SimpleNamespace(__array_interface__=np.ones(3, np.float32).__array_interface__)
+    with pytest.raises(ValueError, match="SimpleNamespace names no framework that makes tensors"):
+        scaled.scale(plain, 2.0)
+
+
+def test_a_capsule_is_refused_unread() -> None:
+    producer = Producer()
+    capsule = producer.capsule()
+    with pytest.raises(ValueError, match="pass the tensor that it came from"):
+        scaled.scale(capsule, 2.0)
+    assert is_valid(capsule, b"dltensor_versioned") and producer.deleted == 0
+
+
+def test_what_the_producer_raises_is_the_cause() -> None:
+    class Refuses(Foreign):
+        def __dlpack__(self, **arguments: Any) -> Any:
+            raise BufferError("the memory is not mine to lend")
+
+    with pytest.raises(BufferError, match="not mine to lend") as caught:
+        scaled.scale(Refuses(), 2.0)
+    assert type(caught.value.__cause__) is BufferError
+
+    class Interrupted(Foreign):
+        def __dlpack__(self, **arguments: Any) -> Any:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scaled.scale(Interrupted(), 2.0)
+
+
+def test_a_framework_that_refuses_the_result_gets_nothing() -> None:
+    class Refuses(Foreign):
+        def _from_dlpack(self, x: Any) -> Any:
+            raise TypeError("no such arrays here")
+
+    with pytest.raises(RuntimeError, match="no such arrays here"):
+        scaled.scale(Refuses(), 2.0)
+
+
+def test_the_result_is_an_object_of_the_array_api() -> None:
+    x = Foreign()
+    scaled.scale(x, 2.0)
+    (produced,) = x.produced
+    assert produced.__dlpack_device__() == (CPU, 0)
+    for arguments, name in (
+        ({}, b"dltensor"),
+        ({"max_version": None, "stream": None}, b"dltensor"),
+        ({"max_version": (0, 8)}, b"dltensor"),
+        ({"max_version": (1, 0), "copy": None, "dl_device": (CPU, 0)}, b"dltensor_versioned"),
+        ({"max_version": (2, 5), "copy": False}, b"dltensor_versioned"),
+    ):
+        assert is_valid(produced.__dlpack__(**arguments), name), arguments
+    for arguments in ({"copy": True}, {"dl_device": (2, 0)}):
+        with pytest.raises(BufferError, match="neither copied nor moved"):
+            produced.__dlpack__(**arguments)
+    first, second = np.from_dlpack(produced), torch.from_dlpack(produced)
+    del produced, x
+    gc.collect()
+    assert first.ctypes.data == second.data_ptr() and second.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert first.ctypes.data % 64 == 0
+
+
+def test_results_are_returned() -> None:
+    class Large(Foreign):
+        array = np.ones(1 << 20, np.float32)
+
+        def __dlpack__(self, **arguments: Any) -> Any:
+            return self.array.__dlpack__(**arguments)
+
+    def make(count: int) -> int:
+        for _ in range(count):
+            x = Large()
+            assert scaled.scale(x, 3.0)[-1] == 3
+        gc.collect()
+        return resident()
+
+    before = make(5)
+    assert make(100) - before < 100 << 20, "100 results of 4 MiB each"
+
+
+def test_arrays_of_jax_come_back_as_arrays_of_jax() -> None:
+    jax: Any = pytest.importorskip("jax")
+    cpu = jax.devices("cpu")[0]
+    x = jax.device_put(np.arange(64, dtype=np.float32), cpu)
+    result = scaled.scale(x, 2.0)
+    assert isinstance(result, jax.Array) and result.devices() == {cpu}
+    assert np.array_equal(result, np.arange(64, dtype=np.float32) * 2)
+    assert np.array_equal(result + 1, np.arange(64, dtype=np.float32) * 2 + 1), "JAX computes with it"
+    with pytest.raises(TypeError, match="pass float32, not int32"):
+        scaled.scale(x.astype("int32"), 2.0)
+
+
+class OnDevice:
+    """A tensor of PyTorch as another framework would show it."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self.tensor.__dlpack__(**arguments)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        return torch
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_kernel_runs_after_the_work_of_the_producer() -> None:
+    """The vector is written late in one stream, and the result is read in another that is ordered by nothing else."""
+    count = 1 << 22
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x = torch.zeros(count, device="cuda")
+        torch.cuda._sleep(20_000_000)
+        x += 1
+        result = scaled.scale(OnDevice(x), 3.0)
+        assert float(result.min()) == float(result.max()) == 3.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_memory_of_a_producer_is_kept_until_the_kernel_has_run() -> None:
+    """The kernel waits in the default stream, while the producer's allocator could reuse the vector in its own."""
+    count = 1 << 22
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x = torch.ones(count, device="cuda")
+        address = x.data_ptr()
+        scaled.scale(x, 3.0)  # the first launch compiles the kernel
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # in the legacy default stream
+    with torch.cuda.stream(side):
+        foreign = OnDevice(x)
+        del x
+        result = scaled.scale(foreign, 3.0)
+        del foreign
+        other = torch.full((count,), 7.0, device="cuda")
+        assert other.data_ptr() != address
+        assert float(result.min()) == float(result.max()) == 3.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_arrays_of_jax_on_a_device_come_back_as_arrays_of_jax() -> None:
+    jax: Any = pytest.importorskip("jax")
+    try:
+        gpu = jax.devices("cuda")[0]
+    except RuntimeError:
+        pytest.skip("this JAX has no CUDA")
+    x = jax.device_put(np.arange(1 << 20, dtype=np.float32), gpu)
+    for _ in range(4):
+        x = jax.jit(lambda x: x + 1)(x)
+    result = scaled.scale(x, 2.0)
+    assert isinstance(result, jax.Array) and result.devices() == {gpu}
+    assert np.array_equal(result, (np.arange(1 << 20, dtype=np.float32) + 4) * 2)
+
+
+# The extension module of examples/candle: a model of candle that every framework calls with its own tensors.
+
+
+RANDOM = np.random.default_rng(0)
+LAYERS = [
+    (RANDOM.standard_normal((5, 3), np.float32), RANDOM.standard_normal(5, np.float32)),
+    (RANDOM.standard_normal((2, 5), np.float32), RANDOM.standard_normal(2, np.float32)),
+]
+BATCH = RANDOM.standard_normal((4, 3), np.float32)
+
+
+def expected(batch: np.ndarray) -> np.ndarray:
+    """What NumPy computes, in float64."""
+    (weight, bias), (last, offset) = LAYERS
+    hidden: np.ndarray = np.maximum(batch.astype(np.float64) @ weight.T + bias, 0)
+    return hidden @ last.T + offset
+
+
+def _jax(array: Any) -> Any:
+    jax = pytest.importorskip("jax")
+    return jax.device_put(array, jax.devices("cpu")[0])
+
+
+FRAMEWORKS: dict[str, Callable[[Any], Any]] = {
+    "torch": torch.from_numpy,
+    "numpy": lambda array: array,
+    "tensorflow": _tensorflow,
+    "jax": _jax,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return perceptron.Perceptron([tuple(map(torch.from_numpy, LAYERS[0])), LAYERS[1]])
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_batch_comes_back_in_its_framework(model: Any, name: str) -> None:
+    x = FRAMEWORKS[name](BATCH)
+    y = model(x)
+    assert type(y) is type(x) and tuple(y.shape) == (4, 2)
+    np.testing.assert_allclose(np.asarray(y), expected(BATCH), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(np.asarray(x), BATCH), "the argument is left as it was"
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_the_batch_is_copied_and_the_result_is_not(model: Any, name: str) -> None:
+    came_in, went_out = model.plans(FRAMEWORKS[name](BATCH))
+    assert came_in == "copy of 48 bytes because of memory that it does not own"
+    assert went_out == "zero copy"
+
+
+def test_strides_are_followed_by_candle(model: Any) -> None:
+    np.testing.assert_allclose(model(BATCH[::-2]), expected(BATCH[::-2]), rtol=1e-5, atol=1e-6)
+    turned = torch.from_numpy(np.ascontiguousarray(BATCH.T)).t()
+    np.testing.assert_allclose(model(turned), expected(BATCH), rtol=1e-5, atol=1e-6)
+
+
+def test_results_outlive_the_model_and_are_apart() -> None:
+    model = perceptron.Perceptron(LAYERS)
+    first, second = model(BATCH), model(BATCH + 1)
+    del model
+    second[:] = 0
+    np.testing.assert_allclose(first, expected(BATCH), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_are_copied() -> None:
+    weight, bias = torch.eye(3), torch.zeros(3)
+    model = perceptron.Perceptron([(weight, bias)])
+    weight.zero_()
+    assert np.array_equal(model(BATCH), BATCH)
+
+
+def test_threads_share_a_model(model: Any) -> None:
+    results: list[Any] = []
+
+    def call() -> None:
+        results.extend(model(BATCH) for _ in range(50))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 200
+    for result in results:
+        np.testing.assert_allclose(result, expected(BATCH), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "text"),
+    [
+        (3, TypeError, r"int is not a tensor: pass numpy\.asarray"),
+        (torch.zeros(3), ValueError, r"pass a batch of shape \(batch, 3\), not \[3\]"),
+        (torch.zeros(4, 2), ValueError, r"pass a batch of shape \(batch, 3\), not \[4, 2\]"),
+        (torch.zeros(4, 3, dtype=torch.float64), TypeError, "pass float32, not candle's f64"),
+        (torch.zeros(4, 3, dtype=torch.complex64), TypeError, "candle has no dtype complex64"),
+        (torch.zeros(4, 3, requires_grad=True), BufferError, "detach"),
+    ],
+)
+def test_nonsense_is_refused_by_candle(model: Any, x: object, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        model(x)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [(LAYERS[0][0], LAYERS[1][1])],
+        [(LAYERS[0][1], LAYERS[0][1])],
+        [LAYERS[0], LAYERS[0]],
+    ],
+)
+def test_layers_that_do_not_fit_are_refused(layers: Any) -> None:
+    with pytest.raises(ValueError, match=r"pass a weight \(outputs, inputs\) and a bias \(outputs,\)"):
+        perceptron.Perceptron(layers)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_batch_on_a_device_is_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="copy it to the host"):
+        model(torch.zeros(4, 3, device="cuda"))
