@@ -2,7 +2,7 @@
 
 A list is between the comments ``# adapters: begin NAME`` and ``# adapters: end`` of a file of ``FILES``. Its entries
 are the frameworks of ``table.rs``, with what the rows of ``truebridge._frameworks`` say of them. Nothing has to be
-compiled for that, and no framework is imported. ``cargo xtask tables`` writes every list; with ``--check`` it names the
+compiled for that, and no framework is imported. ``cargo xtask generate tables`` writes every list; with ``--check`` it names the
 files whose lists are stale.
 """
 
@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> int:
         if arguments != ["--check"]:
             file.write_text(text)
     if stale and arguments == ["--check"]:
-        print("the lists of frameworks in these files are stale: run `cargo xtask tables`")
+        print("the lists of frameworks in these files are stale: run `cargo xtask generate tables`")
         return 1
     return 0
 

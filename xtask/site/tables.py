@@ -1,7 +1,7 @@
 """Write the tables of the pages from the reports in docs/results and the profiles in fixtures.
 
 A table stands between the comments ``<!-- table: NAME ARGUMENTS -->`` and ``<!-- /table -->``, so that a code host
-shows it as well. ``cargo xtask tables`` writes every table; with ``--check`` it names the pages whose tables are stale.
+shows it as well. ``cargo xtask generate tables`` writes every table; with ``--check`` it names the pages whose tables are stale.
 A report or a row that is missing is an error.
 """
 
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
             page.parent.mkdir(exist_ok=True)
             page.write_text(text)
     if stale and arguments == ["--check"]:
-        print("these tables and pictures are stale: run `cargo xtask tables`")
+        print("these tables and pictures are stale: run `cargo xtask generate tables`")
         return 1
     return 0
 
@@ -357,7 +357,7 @@ def runs(links: str) -> str:
 
 
 def versions(links: str, package: str) -> str:
-    """The versions of a package with which the suite ran, the newest first: what ``cargo xtask versions`` wrote."""
+    """The versions of a package with which the suite ran, the newest first: what ``cargo xtask conformance --versions`` wrote."""
     rows = []
     for row in reversed(json.loads((ROOT / "docs/versions.json").read_text())):
         if row["package"] != package:

@@ -48,7 +48,7 @@ pub fn write(check: bool) -> Result<()> {
         let changes = changes(&before, &now);
         if !changes.is_empty() {
             return Err(format!(
-                "the interface of {package} has changed:\n{changes}If that is meant, run cargo xtask api, and say it in the CHANGELOG"
+                "the interface of {package} has changed:\n{changes}If that is meant, run cargo xtask generate api, and say it in the CHANGELOG"
             ));
         }
     }

@@ -108,7 +108,7 @@ fn steps(python: &Path) -> Vec<Step> {
         ("models of views and groups", Ok(models(&["-p", "truebridge-core", "--test", "models"]))),
         ("models of retired memory", Ok(models(&["-p", "truebridge-cuda", "--lib", "models::"]))),
         ("models of connections", Ok(models(&["-p", "truebridge-ipc", "--lib", "models::"]))),
-        ("public API", api::ready().and_then(|()| itself(&["api".as_ref(), "--check".as_ref()]))),
+        ("public API", api::ready().and_then(|()| itself(&["generate".as_ref(), "api".as_ref(), "--check".as_ref()]))),
         ("free-threaded Python", Ok(free_threaded())),
         (
             "AddressSanitizer",

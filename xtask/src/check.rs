@@ -2,6 +2,7 @@
 
 use crate::run::{Result, ask, cargo, program, target};
 use crate::{features, fuzz, tensorflow1, venv};
+use clap::ValueEnum;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -102,15 +103,34 @@ enum Outcome {
     LeftOut,
 }
 
-/// Runs every step, in two stages: the lints need an interpreter alone, so they run beside the installation of what the
-/// tests need.
-pub fn all() -> Result<ExitCode> {
-    let python = venv::MAIN.made()?;
-    let lints = run_all([rust_lints(&python), python_lints(&python)]);
-    let python = venv::MAIN.ready()?;
-    let tensorflow1 = tensorflow1::folder_if_any(&python);
-    let tests = [rust_tests(&python, tensorflow1.as_deref()), python_tests(&python, tensorflow1.as_deref())];
-    Ok(conclude(&[lints, run_all(tests)].concat()))
+/// A part of the checks.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum Part {
+    /// Formatting, lints, types, generated files and the site.
+    Lints,
+    /// The tests that cargo runs, and the documentation.
+    Rust,
+    /// The bundle, and the tests that Python runs.
+    Python,
+}
+
+/// Runs every step of a part, or of all, in two stages: the lints need an interpreter alone, so they run beside the
+/// installation of what the tests need.
+pub fn run(part: Option<Part>) -> Result<ExitCode> {
+    let wants = |one| part.is_none_or(|part| part == one);
+    let mut outcomes = Vec::new();
+    if wants(Part::Lints) {
+        let python = venv::MAIN.made()?;
+        outcomes = run_all([rust_lints(&python), python_lints(&python)]);
+    }
+    if part != Some(Part::Lints) {
+        let python = venv::MAIN.ready()?;
+        let tensorflow1 = tensorflow1::folder_if_any(&python);
+        let rust = wants(Part::Rust).then(|| rust_tests(&python, tensorflow1.as_deref()));
+        let tests = wants(Part::Python).then(|| python_tests(&python, tensorflow1.as_deref()));
+        outcomes.extend(run_all([rust, tests].map(Option::unwrap_or_default)));
+    }
+    Ok(conclude(&outcomes))
 }
 
 /// Runs every step of every lane, also after one has failed, and prints what came of them.
@@ -212,7 +232,7 @@ fn rust_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         }),
         ("packages", itself(&["package".as_ref()])),
         ("cargo check, oldest Rust", oldest_rust()),
-        ("C header", itself(&["header".as_ref(), "--check".as_ref()])),
+        ("C header", itself(&["generate".as_ref(), "header".as_ref(), "--check".as_ref()])),
     ]
 }
 
@@ -229,9 +249,9 @@ fn python_lints(python: &Path) -> Vec<Step> {
         ("ruff check", module(&[&["ruff", "check"], &PYTHON])),
         ("ruff format", module(&[&["ruff", "format", "--check"], &PYTHON])),
         ("mypy", module(&[&["mypy"], &TYPED])),
-        ("tables of the documentation", itself(&["tables".as_ref(), "--check".as_ref()])),
+        ("tables of the documentation", itself(&["generate".as_ref(), "tables".as_ref(), "--check".as_ref()])),
         ("site", itself(&["site".as_ref()])),
-        ("compiled kernels", itself(&["kernels".as_ref(), "--check".as_ref()])),
+        ("compiled kernels", itself(&["generate".as_ref(), "kernels".as_ref(), "--check".as_ref()])),
     ]
 }
 

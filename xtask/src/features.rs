@@ -1,11 +1,9 @@
 //! The features of the facade: what each of them brings in, and whether they fit together.
 
-use crate::run::{Result, ask, cargo, run, target};
+use crate::run::{Result, ask, cargo, run};
 use crate::venv;
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
 
 /// The facade.
 const FACADE: &str = "truebridge";
@@ -72,32 +70,6 @@ pub fn check() -> Result<()> {
             .map_err(|error| format!("with the features {set:?}: {error}"))?;
     }
     Ok(())
-}
-
-/// Builds each feature in a fresh folder, one crate after the other cached, and prints how many crates it takes and how
-/// long.
-pub fn time() -> Result<()> {
-    let python = venv::MAIN.ready()?;
-    println!("| feature | crates | debug build, s |\n|---|--:|--:|");
-    let features = features()?;
-    for set in std::iter::once(vec![]).chain(features.iter().map(|feature| vec![feature.as_str()])) {
-        let name = set.first().copied().unwrap_or("none");
-        let (folder, crates) = (target().join("features"), packages(&set)?.len());
-        remove(&folder)?;
-        let started = Instant::now();
-        let mut build = facade(&["build", "--quiet"], &set);
-        run(build.env("CARGO_TARGET_DIR", &folder).env("PYO3_PYTHON", &python))?;
-        println!("| {name} | {crates} | {:.1} |", started.elapsed().as_secs_f64());
-        remove(&folder)?;
-    }
-    Ok(())
-}
-
-fn remove(folder: &Path) -> Result<()> {
-    match folder.exists() {
-        true => std::fs::remove_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display())),
-        false => Ok(()),
-    }
 }
 
 /// Compares the packages that each feature brings in with the tables.
@@ -187,8 +159,9 @@ fn facade(arguments: &[&str], features: &[&str]) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::{at, root};
+    use crate::run::{at, root, target};
     use std::fs;
+    use std::path::Path;
 
     #[test]
     fn a_user_can_copy_the_dependencies_of_each_feature() {
@@ -198,6 +171,10 @@ mod tests {
     /// The page with the dependencies that a user copies, and how a block of them begins.
     const PAGE: &str = "docs/rust.md";
     const BLOCK: &str = "```toml\n[dependencies]\n";
+
+    fn remove(folder: &Path) -> Result<()> {
+        if folder.exists() { at(folder, fs::remove_dir_all(folder)) } else { Ok(()) }
+    }
 
     /// Resolves each block of the page in a package of its own, outside the workspace. A library that the block names
     /// beside the facade is the adapter's: there is one version of it. The blocks name every feature.

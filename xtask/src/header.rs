@@ -50,7 +50,7 @@ pub fn write(check: bool) -> Result<()> {
     }
     match at(&path, fs::read_to_string(&path))? == header {
         true => Ok(()),
-        false => Err(format!("{} is out of date: run cargo xtask header", path.display())),
+        false => Err(format!("{} is out of date: run cargo xtask generate header", path.display())),
     }
 }
 

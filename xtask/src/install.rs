@@ -38,7 +38,7 @@ fn abi() -> Result<String> {
     let header = root().join(CRATE).join("include/truebridge.h");
     let header = at(&header, fs::read_to_string(&header))?;
     let abi = header.lines().find_map(|line| line.strip_prefix("#define TB_ABI "));
-    abi.map(str::to_owned).ok_or_else(|| "the header states no TB_ABI: run cargo xtask header".into())
+    abi.map(str::to_owned).ok_or_else(|| "the header states no TB_ABI: run cargo xtask generate header".into())
 }
 
 fn copy(file: &Path, folder: &Path, name: &str) -> Result<()> {

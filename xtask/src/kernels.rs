@@ -28,7 +28,8 @@ pub fn compile(check: bool) -> Result<()> {
             let name = entry.file_name();
             let same = fs::read(entry.path()).ok() == fs::read(kept.join(&name)).ok();
             if !same {
-                let text = format!("{} is not what {source} compiles to: run cargo xtask kernels", name.display());
+                let text =
+                    format!("{} is not what {source} compiles to: run cargo xtask generate kernels", name.display());
                 return Err(text);
             }
         }

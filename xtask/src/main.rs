@@ -18,13 +18,14 @@ mod release;
 mod run;
 mod site;
 mod tensorflow1;
+#[cfg(test)]
 mod tried;
 mod venv;
 mod version;
 mod versions;
 mod wheels;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -38,34 +39,30 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Make or complete the virtual environments in the target folder, and fetch TensorFlow 1.15.
+    /// Make or complete the virtual environments in the target folder.
     Setup,
-    /// Check everything that can be checked without a GPU.
-    Test,
-    /// Write what programs may use of the crates, as lists in fixtures/api.
-    Api {
-        /// Compare with what is checked in, and change nothing.
-        #[arg(long)]
-        check: bool,
+    /// Check everything that can be checked without a GPU, or one part of it.
+    Test {
+        /// The part: all of them, if none is named.
+        part: Option<check::Part>,
     },
-    /// Check what takes longer than the tests or needs tools beside cargo: undefined behaviour, why misuse does not
-    /// compile, threads under many schedules, the interface, and whether the tests notice changes of the code.
+    /// Check what takes longer or needs further tools: undefined behaviour, models of threads, the interface, mutants.
     Audit,
-    /// Run the conformance suite over the installed frameworks.
+    /// Run the conformance suite over the installed frameworks, or with --versions over many versions of them.
     #[command(disable_help_flag = true)]
     Conformance {
         /// The runner's own options: see `cargo xtask conformance --help`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
-    /// Let the interchange tests of a framework, in a checkout of yours, judge the package.
+    /// Let a framework's own interchange tests, in a checkout of yours, judge the package.
     #[command(disable_help_flag = true)]
     Judge {
         /// The judge's own options: see `cargo xtask judge --help`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
-    /// Judge the frameworks' own interchange of tensors, and the package beside it, by programs that need neither.
+    /// Judge the frameworks' own interchange of tensors, by programs that need nothing of this project.
     #[command(disable_help_flag = true)]
     Scoreboard {
         /// The scoreboard's own options: see `cargo xtask scoreboard --help`.
@@ -79,16 +76,16 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
-    /// Count the instructions of the host paths under valgrind, and compare with fixtures/counts.json.
+    /// Count the instructions of the host paths under valgrind, and compare them with fixtures/counts.json.
     Counts {
-        /// Count the paths in Rust alone, which takes a minute.
+        /// Count the paths in Rust only, which takes a minute.
         #[arg(long)]
         rust: bool,
         /// Write the counts instead.
         #[arg(long)]
         write: bool,
     },
-    /// Feed hostile input to the Python package, or to the target that is named: the codec, the C library, the wire.
+    /// Feed hostile input to the Python package, or to a target in Rust.
     #[command(disable_help_flag = true)]
     Fuzz {
         /// The fuzzer's own options: see `cargo xtask fuzz --help`.
@@ -97,41 +94,16 @@ enum Task {
     },
     /// Write what an adapter for a framework needs: its crate, and its rows in the tables.
     NewAdapter(new_adapter::NewAdapter),
-    /// Write adapters for made-up frameworks into a copy of the repository, fill them in, and certify them.
-    #[command(hide = true)]
-    TryNewAdapter,
-    /// Compile the kernels of bridge-copy for all architectures; no GPU needed.
-    Kernels {
+    /// Write the files that are generated from others, or compare them.
+    Generate {
+        /// Which: all of them, if none is named.
+        what: Vec<Generated>,
         /// Compare with what is checked in, and change nothing.
         #[arg(long)]
         check: bool,
     },
-    /// Check what each feature of the facade brings in, and that the features fit together.
-    Features {
-        /// Build each feature afresh instead, and print how many crates it takes and how long.
-        #[arg(long)]
-        time: bool,
-    },
-    /// Check that every crate that is published can be, and make the packages.
-    Package {
-        /// Build each package from what is in it alone, and the wheels; install the package's, and run the README.
-        #[arg(long)]
-        verify: bool,
-    },
-    /// Build the wheels and look into them; install the package's, and run the README. `package --verify` does it too.
-    Wheels,
-    /// Build, check and install everything that a release has: the packages of the crates, the wheel and its source, the C
-    /// library, hashes, a bill of materials and the notes. They are in target/release-dry-run.
-    Release {
-        /// Upload nothing. There is no other way yet.
-        #[arg(long, required = true)]
-        dry_run: bool,
-    },
-    /// Write another version into every file that states it.
-    Version {
-        /// The version, such as 0.2.0.
-        version: String,
-    },
+    /// Check that every crate can be published and make the packages, or with an option what else a release needs.
+    Package(Package),
     /// Build the documentation site; broken links are errors.
     Site {
         /// Look at every page in a headless browser, on a phone and a desktop, light and dark, if there is one.
@@ -141,37 +113,7 @@ enum Task {
         #[arg(long, requires = "look")]
         pictures: Option<PathBuf>,
     },
-    /// Write the tables and pictures of the documentation from the reports in docs/results.
-    Tables {
-        /// Compare with what is checked in, and change nothing.
-        #[arg(long)]
-        check: bool,
-    },
-    /// Write the header of the C library out of its sources.
-    Header {
-        /// Compare with what is checked in, and change nothing.
-        #[arg(long)]
-        check: bool,
-    },
-    /// Install the C library, with its headers and the files of pkg-config and CMake.
-    Install {
-        /// The folder above lib and include.
-        prefix: PathBuf,
-    },
-    /// Run the suite on the CPU for each version of Python and of the frameworks that xtask/versions.json names, and write
-    /// docs/versions.json. Each is installed into an environment that is removed afterwards.
-    Versions {
-        /// Run these alone, such as torch or torch==2.9.0; rows of others are kept.
-        #[arg(long)]
-        only: Vec<String>,
-        /// Cases of each pair.
-        #[arg(long, default_value_t = 200)]
-        cases: u32,
-        /// Use this bundle instead of writing one.
-        #[arg(long)]
-        bundle: Option<PathBuf>,
-    },
-    /// Write a folder that runs the suite and the benches on a host with Python and frameworks, but without Rust.
+    /// Write a folder that runs the suite and the benches on a host without Rust, or one with the C library.
     Bundle {
         /// Where to write it.
         out: PathBuf,
@@ -181,40 +123,79 @@ enum Task {
         /// Build the suite with faults in the adapters, which `conformance.py --faults` then plants, too.
         #[arg(long)]
         planted: bool,
+        /// Install the C library instead, with its headers and the files of pkg-config and CMake.
+        #[arg(long, conflicts_with_all = ["profile", "planted"])]
+        c_library: bool,
     },
+}
+
+/// Files that are generated.
+#[derive(Clone, Copy, ValueEnum)]
+enum Generated {
+    /// What programs may use of the crates, as lists in fixtures/api: needs a nightly toolchain.
+    Api,
+    /// The header of the C library, out of its sources.
+    Header,
+    /// The kernels of bridge-copy, compiled for all architectures; no GPU needed.
+    Kernels,
+    /// The tables and pictures of the documentation, and the lists of frameworks for type checkers.
+    Tables,
+}
+
+#[derive(Args)]
+#[group(multiple = false)]
+struct Package {
+    /// Build each package from what is in it alone, and the wheels; install the package's, and run the README.
+    #[arg(long)]
+    verify: bool,
+    /// Check what each feature of the facade brings in, and that the features fit together.
+    #[arg(long)]
+    features: bool,
+    /// Build and check the wheels only.
+    #[arg(long)]
+    wheels: bool,
+    /// Make everything that a release has in target/release-dry-run, and upload nothing.
+    #[arg(long)]
+    release: bool,
+    /// Write this version, such as 0.2.0, into every file that states it.
+    #[arg(long, value_name = "VERSION")]
+    set_version: Option<String>,
+}
+
+impl Package {
+    fn run(&self) -> run::Result<()> {
+        match self {
+            Self { set_version: Some(version), .. } => version::write(version),
+            Self { features: true, .. } => features::check(),
+            Self { wheels: true, .. } => wheels::check(),
+            Self { release: true, .. } => release::dry_run(),
+            Self { verify, .. } => package::check(*verify),
+        }
+    }
 }
 
 fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Setup => setup().map(|()| ExitCode::SUCCESS),
-        Task::Test => check::all(),
-        Task::Api { check } => api::write(check).map(|()| ExitCode::SUCCESS),
+        Task::Test { part } => check::run(part),
         Task::Audit => audit::all(),
-        Task::Conformance { options } => bundle::conformance(&options),
+        Task::Conformance { options } => match options.split_first() {
+            Some((first, rest)) if first == "--versions" => versions::run(rest).map(|()| ExitCode::SUCCESS),
+            _ => bundle::conformance(&options),
+        },
         Task::Judge { options } => bundle::judge(&options),
         Task::Scoreboard { options } => bundle::scoreboard(&options),
         Task::Bench { options } => bundle::bench(&options),
         Task::Counts { rust, write } => counts::count(rust, write).map(|()| ExitCode::SUCCESS),
         Task::Fuzz { options } => fuzz::run(&options),
         Task::NewAdapter(new) => new_adapter(&new).map(|()| ExitCode::SUCCESS),
-        Task::TryNewAdapter => tried::check().map(|()| ExitCode::SUCCESS),
-        Task::Kernels { check } => kernels::compile(check).map(|()| ExitCode::SUCCESS),
-        Task::Features { time } => {
-            let task = if time { features::time } else { features::check };
-            task().map(|()| ExitCode::SUCCESS)
-        }
-        Task::Package { verify } => package::check(verify).map(|()| ExitCode::SUCCESS),
-        Task::Wheels => wheels::check().map(|()| ExitCode::SUCCESS),
-        Task::Release { dry_run: _ } => release::dry_run().map(|()| ExitCode::SUCCESS),
-        Task::Version { version } => version::write(&version).map(|()| ExitCode::SUCCESS),
+        Task::Generate { what, check } => generate(&what, check).map(|()| ExitCode::SUCCESS),
+        Task::Package(package) => package.run().map(|()| ExitCode::SUCCESS),
         Task::Site { look, pictures } => site::build()
             .and_then(|site| if look { site::look(&site, pictures.as_deref()) } else { Ok(()) })
             .map(|()| ExitCode::SUCCESS),
-        Task::Tables { check } => site::tables(check).map(|()| ExitCode::SUCCESS),
-        Task::Header { check } => header::write(check).map(|()| ExitCode::SUCCESS),
-        Task::Install { prefix } => install::install(&prefix).map(|()| ExitCode::SUCCESS),
-        Task::Versions { only, cases, bundle } => versions::run(&only, cases, bundle).map(|()| ExitCode::SUCCESS),
-        Task::Bundle { out, profile, planted } => {
+        Task::Bundle { out, c_library: true, .. } => install::install(&out).map(|()| ExitCode::SUCCESS),
+        Task::Bundle { out, profile, planted, .. } => {
             let planted = |()| if planted { bundle::plant(&out) } else { Ok(()) };
             bundle::write_as(&out, &profile).and_then(planted).map(|()| ExitCode::SUCCESS)
         }
@@ -222,6 +203,17 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|error| {
         eprintln!("error: {error}");
         ExitCode::FAILURE
+    })
+}
+
+/// Writes or compares generated files: these, or all.
+fn generate(what: &[Generated], check: bool) -> run::Result<()> {
+    let what = if what.is_empty() { Generated::value_variants() } else { what };
+    what.iter().try_for_each(|one| match one {
+        Generated::Api => api::write(check),
+        Generated::Header => header::write(check),
+        Generated::Kernels => kernels::compile(check),
+        Generated::Tables => site::tables(check),
     })
 }
 

@@ -51,6 +51,7 @@ const LICENSES: &str = "LICENSES";
 
 impl NewAdapter {
     /// An adapter for memory of the host.
+    #[cfg(test)]
     pub fn of_host(name: &str, python: bool) -> Self {
         Self { name: name.into(), python, rust: !python, cuda: false, compact: false, no_writes: false }
     }
@@ -126,7 +127,9 @@ impl NewAdapter {
         let [name, _] = self.names()?;
         Ok(match self.python {
             true => {
-                format!("cargo xtask tables && cargo xtask conformance --device cpu --adapters {name},numpy --seed 1")
+                format!(
+                    "cargo xtask generate tables && cargo xtask conformance --device cpu --adapters {name},numpy --seed 1"
+                )
             }
             false => format!("cargo test -p truebridge-{name}"),
         })

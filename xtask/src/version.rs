@@ -58,7 +58,11 @@ pub fn agree() -> Result<usize> {
         }
         count += stated.len();
         let others = stated.into_iter().filter(|version| *version != CURRENT);
-        wrong.extend(others.map(|version| format!("{file} states {version}, not {CURRENT}: run cargo xtask version")));
+        wrong.extend(
+            others.map(|version| {
+                format!("{file} states {version}, not {CURRENT}: run cargo xtask package --set-version")
+            }),
+        );
     }
     if wrong.is_empty() { Ok(count) } else { Err(wrong.join("\n")) }
 }

@@ -2,6 +2,7 @@
 
 use crate::run::{Result, ask, at, program, root, target};
 use crate::{bundle, venv};
+use clap::Parser;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,13 +19,30 @@ const ROWS: &str = "docs/versions.json";
 /// The seed of every run: versions are compared on the same cases.
 const SEED: &str = "1";
 
-/// Runs the suite for the subjects that `only` names, as `torch` or `torch==2.9.0`, or for all. A version that fails is
-/// a row like any other. It fails the command at its end, and so does one that this machine cannot have.
-pub fn run(only: &[String], cases: u32, bundle: Option<PathBuf>) -> Result<()> {
+/// Run the suite on the CPU for each version of Python and of the frameworks that xtask/versions.json names, and write
+/// docs/versions.json. Each is installed into an environment that is removed afterwards.
+#[derive(Parser)]
+#[command(name = "cargo xtask conformance --versions", no_binary_name = true)]
+struct Options {
+    /// Run these alone, such as torch or torch==2.9.0; rows of others are kept.
+    #[arg(long)]
+    only: Vec<String>,
+    /// Cases of each pair.
+    #[arg(long, default_value_t = 200)]
+    cases: u32,
+    /// Use this bundle instead of writing one.
+    #[arg(long)]
+    bundle: Option<PathBuf>,
+}
+
+/// Runs the suite for the subjects that the options name, or for all. A version that fails is a row like any other. It
+/// fails the command at its end, and so does one that this machine cannot have.
+pub fn run(options: &[String]) -> Result<()> {
+    let Options { only, cases, bundle } = Options::parse_from(options);
     let environments = read(ENVIRONMENTS)?;
     let mut wanted: Vec<(&Value, Vec<String>)> = Vec::new();
     for environment in environments.as_array().into_iter().flatten() {
-        let subjects = subjects(environment).into_iter().filter(|subject| chosen(subject, only)).collect::<Vec<_>>();
+        let subjects = subjects(environment).into_iter().filter(|subject| chosen(subject, &only)).collect::<Vec<_>>();
         if !subjects.is_empty() {
             wanted.push((environment, subjects));
         }

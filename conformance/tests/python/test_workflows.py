@@ -44,7 +44,7 @@ def steps(path: Path) -> list[dict[str, Any]]:
 def tasks() -> set[str]:
     """The names of the commands of ``cargo xtask``."""
     text = (ROOT / "xtask/src/main.rs").read_text(encoding="utf-8")
-    names = XTASK.findall(text[text.index("enum Task {") :])
+    names = XTASK.findall(text.split("enum Task {")[1].split("\n}\n")[0])
     return {re.sub(r"(?<!^)([A-Z])", r"-\1", name).lower() for name in names}
 
 
@@ -84,6 +84,16 @@ def test_steps_name_what_exists(path: Path) -> None:
     content = read(path)
     inputs = content.get("inputs") or (content.get("on") or {}).get("workflow_call", {}).get("inputs", {})
     assert set(re.findall(r"inputs\.([\w-]+)", text)) == set(inputs)
+
+
+def test_hooks_name_what_exists() -> None:
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [repository["repo"] for repository in repositories] == ["local"]
+    for hook in repositories[0]["hooks"]:
+        program, *words = hook["entry"].split()
+        assert program == "cargo" or program.startswith("target/venv/bin/"), hook
+        assert words[0] != "xtask" or words[1] in tasks(), hook
+        assert all((ROOT / word).exists() for word in words if "/" in word), hook
 
 
 def test_packages_of_cargo_exist() -> None:

@@ -1,4 +1,4 @@
-/* truebridge: tensors of every framework in each other, in place. Written by `cargo xtask header`.
+/* truebridge: tensors of every framework in each other, in place. Written by `cargo xtask generate header`.
  *
  * Memory with an owner becomes a tb_tensor. From there:
  *

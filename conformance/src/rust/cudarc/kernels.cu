@@ -1,5 +1,5 @@
 // The kernels of the suite's subject for cudarc: elements of any strides, byte by byte, and a delay.
-// `cargo xtask kernels` compiles it.
+// `cargo xtask generate kernels` compiles it.
 
 struct Walk {
     unsigned char* strided;

@@ -70,7 +70,7 @@ kernels! {
     Cast c"cast" 256 0;
 }
 
-/// What `cargo xtask kernels` compiled them to.
+/// What `cargo xtask generate kernels` compiled them to.
 pub(crate) const IMAGES: &[Image] = &[
     Image { capability: (7, 0), bytes: include_bytes!("../../kernels/compiled/sm_70.cubin") },
     Image { capability: (8, 0), bytes: include_bytes!("../../kernels/compiled/sm_80.cubin") },

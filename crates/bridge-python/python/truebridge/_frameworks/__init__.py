@@ -2,7 +2,7 @@
 
 ``_core.FRAMEWORKS`` names them. A row is all that the rest of the package knows of one framework: how to find out what
 is installed, how to make a tensor, how the framework itself exchanges tensors. No row imports its framework. Type
-checkers cannot read the rows: after a change to one, ``cargo xtask tables`` writes the lists for them.
+checkers cannot read the rows: after a change to one, ``cargo xtask generate tables`` writes the lists for them.
 """
 
 from __future__ import annotations
