@@ -415,8 +415,7 @@ mod tests {
         let lines = |lines: Vec<String>| lines.join("\n") + "\n";
         let requests = lines(requests.iter().map(|message| serde_json::to_string(message).unwrap()).collect());
         let answers = lines(answers.iter().map(|message| serde_json::to_string(message).unwrap()).collect());
-        assert_eq!(requests, include_str!("../../../fixtures/ipc/requests.jsonl"));
-        assert_eq!(answers, include_str!("../../../fixtures/ipc/answers.jsonl"));
+        assert_eq!(requests + &answers, include_str!("../../../fixtures/ipc/messages.jsonl"));
     }
 
     /// Handles of the driver have any bytes.
