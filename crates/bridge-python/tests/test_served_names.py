@@ -175,10 +175,17 @@ def test_every_function_of_names_has_its_double_for_asyncio() -> None:
 
 
 def test_a_watch_ends_after_its_time(tmp_path: Path) -> None:
-    async def watched(names: tb.names.Names) -> list[int]:
-        return [version async for version in names.watch_async("x", timeout=0.01)]
+    async def watched(names: tb.names.Names, after: int, timeout: float) -> list[int]:
+        found: list[int] = []
+        async for version in names.watch_async("x", after=after, timeout=timeout):
+            found.append(version)
+            break
+        return found
 
     with tb.serve(tmp_path / "names") as names:
-        assert (list(names.watch("x", timeout=0.01)), asyncio.run(watched(names))) == ([], [])
+        assert (list(names.watch("x", timeout=0.01)), asyncio.run(watched(names, 0, 0.01))) == ([], [])
         version = names.put("x", torch.zeros(1))
-        assert (list(names.watch("x", timeout=0.01)), asyncio.run(watched(names))) == ([version], [version])
+        # A busy machine takes its time to answer, and none to say nothing.
+        assert (next(names.watch("x", timeout=60)), asyncio.run(watched(names, 0, 60))) == (version, [version])
+        after = (list(names.watch("x", after=version, timeout=0.01)), asyncio.run(watched(names, version, 0.01)))
+        assert after == ([], [])
