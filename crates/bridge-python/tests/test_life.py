@@ -99,23 +99,6 @@ def test_views_may_be_dropped_on_any_thread() -> None:
     assert not tensors
 
 
-def test_threads_may_convert_at_once() -> None:
-    wrong = []
-
-    def work(seed: int) -> None:
-        for i in range(500):
-            array = np.full(16, float(seed * 1000 + i))
-            if tb.to_numpy(tb.to_torch(array)).tolist() != array.tolist():
-                wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_many_conversions_do_not_grow_the_process() -> None:
     tensor, array = torch.ones(1 << 18), np.ones(1 << 18)
@@ -148,15 +131,6 @@ back = tb.to_torch(view)
 """
     done = beside_torch.run(code)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_forked_child_goes_on() -> None:
-    tensor = torch.arange(4.0)
-    view = tb.to_numpy(tensor)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if tb.to_torch(view + 1).tolist() == [1, 2, 3, 4] else 1)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_child_does_not_wait_for_a_thread_that_it_lacks(beside_torch: Warm) -> None:
