@@ -32,6 +32,8 @@ pub struct Config {
     pub regressions: Vec<Regression>,
     /// Whether a case that fails is made smaller as long as it does.
     pub shrinks: bool,
+    /// How long a case may take where a process is watched: see [`certify_apart`](Self::certify_apart).
+    pub patience: Duration,
 }
 
 impl Default for Config {
@@ -44,6 +46,7 @@ impl Default for Config {
             native: false,
             regressions: Vec::new(),
             shrinks: true,
+            patience: Duration::from_secs(120),
         }
     }
 }

@@ -56,6 +56,8 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(unix)]
+mod apart;
 mod case;
 mod coverage;
 mod engine;
@@ -71,6 +73,8 @@ mod names;
 #[cfg(feature = "processes")]
 pub mod processes;
 mod properties;
+#[cfg(unix)]
+mod protocol;
 #[cfg(feature = "python")]
 pub mod python;
 #[cfg(feature = "runner")]
@@ -91,6 +95,8 @@ mod strategy;
 mod subject;
 mod users;
 mod verdict;
+#[cfg(unix)]
+mod watch;
 mod words;
 
 pub use case::{Calls, Case, End, Op, Picks, Pieces, Route, Side, Sides};

@@ -108,6 +108,14 @@ pub struct Capabilities {
     /// Whether [`Subject::raising`] makes functions raise.
     #[serde(default)]
     pub raises: bool,
+    /// The alignment, in bytes, beyond that of the element, with which kernels of the framework compute on what
+    /// [`Subject::import_natively`] takes: by the framework's own word, not the profile's. `None` where it takes nothing.
+    #[serde(default)]
+    pub imports: Option<usize>,
+    /// Whether strides that [`Subject::import_natively`] takes cost the framework's users nothing. If not, the profile may
+    /// refuse them.
+    #[serde(default = "yes")]
+    pub imports_strides: bool,
 }
 
 fn yes() -> bool {
@@ -137,6 +145,8 @@ impl Default for Capabilities {
             foreign_streams: true,
             usual: false,
             raises: false,
+            imports: None,
+            imports_strides: true,
         }
     }
 }
@@ -479,8 +489,8 @@ pub trait Subject: Adapter {
         Ok(())
     }
 
-    /// Imports a tensor of the same type by the framework's own means, for the native column. Returns `None` where it
-    /// has none.
+    /// Imports a tensor of the same type by the framework's own means, for the native column and for `profile`. Returns
+    /// `None` where it has none: see [`Capabilities::imports`].
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 //! Watching one child process: its messages, its silence, its death.
 
-use super::protocol::Message;
+use crate::protocol::Message;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};

@@ -58,6 +58,8 @@ impl<A: Subject> Faulty<A> {
             Some(Fault::AlignmentIgnored | Fault::AlignmentAny) => profile.alignment = 0,
             Some(Fault::AlignmentOdd) => profile.alignment = 48,
             Some(Fault::AlignmentInvented) => profile.alignment = 1 << 20,
+            Some(Fault::AlignmentOverstated) => profile.alignment *= 4,
+            Some(Fault::StridesOverstated) => profile.strides = Strides::Compact,
             Some(Fault::DtypeUnderclaimed) => profile.dtypes.retain(|dtype| *dtype != DType::INT16),
             Some(Fault::ReadOnlyUnderclaimed) => profile.keeps_read_only = false,
             Some(Fault::StridesUnderclaimed) => profile.strides = Strides::NonNegative,

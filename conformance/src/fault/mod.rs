@@ -99,6 +99,10 @@ faults! {
     AlignmentAny = "alignment_any", "subject", Target of Generous -> Common;
     /// The profile demands an alignment that no tensor has, so everything is copied.
     AlignmentInvented = "alignment_invented", "aliasing", Target of Generous -> Common;
+    /// The profile demands four times the alignment that the framework needs, so much is copied.
+    AlignmentOverstated = "alignment_overstated", "profile", Target of Generous -> Strict;
+    /// The profile demands compact memory of a framework that follows strides, so much is copied.
+    StridesOverstated = "strides_overstated", "profile", Target of Generous -> Common;
     /// The profile leaves out a dtype whose tensors the framework makes.
     DtypeUnderclaimed = "dtype_underclaimed", "subject", Source of Generous -> Generous;
     /// The profile claims that read-only is lost, and the framework has read-only tensors.

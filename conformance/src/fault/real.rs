@@ -62,6 +62,8 @@ real_faults! {
     "torch_raised_hidden", "raises", "numpy" -> "torch", on_device false;
     "jax_failed_import_kept", "raises", "numpy" -> "jax", on_device false;
     "jax_exception_cleared", "raises", "numpy" -> "jax", on_device false;
+    "torch_alignment_overstated", "profile", "numpy" -> "torch", on_device false;
+    "numpy_alignment_overstated", "profile", "torch" -> "numpy", on_device false;
     "numpy_memory_leaked", "growth", "torch" -> "numpy", on_device false;
     "torch_object_leaked", "growth", "numpy" -> "torch", on_device false;
     "core_reader_forgotten_elsewhere", "release_order", "torch" -> "cupy", on_device true;

@@ -43,6 +43,7 @@ const LEAST: &[Least] = &[
     Least { property: "release_order", way: Way::InPlace, one_in: 20, why: "only memory of a view is reused under it" },
     Least { property: "batch", way: Way::InPlace, one_in: 20, why: "copies return no memory to the source" },
     Least { property: "round_trip", way: Way::InPlace, one_in: 25, why: "a copy does not come back to its address" },
+    Least { property: "profile", way: Way::Shown, one_in: 50, why: "elsewhere the own import takes nothing in place" },
     Least {
         property: "round_trip",
         way: Way::Shown,

@@ -19,6 +19,7 @@ mod moves;
 mod options;
 mod order;
 mod place;
+mod profile;
 mod raises;
 mod subject;
 mod table;
@@ -109,6 +110,8 @@ pub struct Pair<'a, F, T> {
     pub(crate) third: Option<&'a dyn Subject<Tensor = T>>,
     /// Another framework with the type of the source's tensors, whose tensors cross together with those of the source.
     pub(crate) also: Option<&'a dyn Subject<Tensor = F>>,
+    /// Whether a package that is built of the same adapters takes tensors across, within the process.
+    pub(crate) by_package: bool,
     /// Takes a tensor of the source across; `None`: core's `transfer`.
     pub(crate) way_there: Option<Crossing<'a, F, T>>,
     /// Takes a tensor of the target back; `None`: core's `transfer`.
@@ -193,6 +196,7 @@ impl<'a, F, T> Pair<'a, F, T> {
             native: None,
             third: None,
             also: None,
+            by_package: false,
             way_there: None,
             way_back: None,
         }
@@ -213,6 +217,12 @@ impl<'a, F, T> Pair<'a, F, T> {
 
 /// What needs one type of tensor on both sides.
 impl<'a, T> Pair<'a, T, T> {
+    /// Lets a package take tensors across and back, instead of core.
+    #[cfg(feature = "python")]
+    pub(crate) fn by_package(self, there: Crossing<'a, T, T>, back: Crossing<'a, T, T>) -> Self {
+        Self { by_package: true, way_there: Some(there), way_back: Some(back), ..self }
+    }
+
     /// Adds the target's [own import](Subject::import_natively).
     #[must_use]
     pub fn with_native_way(self) -> Self {

@@ -2,7 +2,7 @@
 
 use super::{
     Outcome, Pair, Take, batch, chain, contents, copies, device, elements, failure, graph, growth, huge, life, many,
-    moves, options, order, place, raises, subject, threads, torn, users,
+    moves, options, order, place, profile, raises, subject, threads, torn, users,
 };
 use crate::lists::lists;
 use crate::strategy::{apart, blocks, cases, large, lives, of_source, picks, tensors, tiled, uncountable, within};
@@ -39,6 +39,7 @@ enum Check {
     Shape,
     Identity,
     Honesty,
+    Profile,
     ReadOnly,
     Aliasing,
     Order,
@@ -105,6 +106,7 @@ impl Property {
             Check::Shape => contents::shape(pair, case),
             Check::Identity => place::identity(pair, case),
             Check::Honesty => place::honesty(pair, case),
+            Check::Profile => profile::profile(pair, case),
             Check::ReadOnly => place::read_only(pair, case),
             Check::Aliasing => place::aliasing(pair, case),
             Check::Order => order::order(pair, case, take),
@@ -255,6 +257,18 @@ pub static PROPERTIES: &[Property] = &[
             with_pending(sides, plain)
         },
         check: Check::Honesty,
+    },
+    Property {
+        name: "profile",
+        doc: "what the target's own import takes in place, its profile takes in place",
+        cases: 400,
+        native: false,
+        left_out: |sides| {
+            let none = sides.to.can.imports.is_none().then_some("the target has no import of its own");
+            none.or_else(|| one_process(sides))
+        },
+        strategy: |sides| cases(of_source(sides), NONE),
+        check: Check::Profile,
     },
     Property {
         name: "read_only",

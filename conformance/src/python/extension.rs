@@ -3,7 +3,7 @@
 use super::borrow::{borrow_ns, borrowed};
 use super::relay::relay;
 use super::remote::{Process, serve_at};
-use super::{plugged_in_use, subject, tensorflow1, tensorflow1_take};
+use super::{package, plugged_in_use, subject, tensorflow1, tensorflow1_take};
 use crate::Pair;
 use crate::fault::RealFault;
 use crate::names::{adapter_of, in_other_process};
@@ -108,7 +108,13 @@ fn judge(py: Python<'_>, options: &Options, send: &mut dyn FnMut(Message)) -> Re
             let mut others = others.into_iter().filter(|name| ![from, to].map(adapter_of).contains(name));
             let third = others.find_map(|name| load(name).ok());
             let third = third.as_ref().map(|third| third as _);
-            work(&Pair::new(&source, &target).with_native_way().with_third(third), options, send);
+            let mut pair = Pair::new(&source, &target).with_native_way().with_third(third);
+            if package::is_chosen() {
+                let ways = package::crossing(&target).and_then(|there| Ok((there, package::crossing(&source)?)));
+                let (there, back) = ways.map_err(|error| format!("truebridge: {error}"))?;
+                pair = pair.by_package(there, back);
+            }
+            work(&pair, options, send);
         }
         (None, Some(inner)) => {
             let mut other = start(to, inner)?;

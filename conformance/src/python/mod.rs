@@ -3,6 +3,7 @@
 mod borrow;
 mod extension;
 mod floor;
+mod package;
 mod peer;
 mod pluggable;
 mod relay;
@@ -133,7 +134,8 @@ impl<'py> PySubject<'py> {
         let (usual, raising): (Vec<Bound<'py, PyAny>>, Vec<_>) =
             (harness.call_method0("usual")?.extract()?, harness.call_method0("raising")?.extract()?);
         // Another way into a framework, beside its adapter, is by what the framework offers to all.
-        let usual = users::of(usual, Known::named(name).is_some_and(|known| known.on_request))?;
+        let is_public = package::is_chosen() || Known::named(name).is_some_and(|known| known.on_request);
+        let usual = users::of(usual, is_public)?;
         let can = capabilities(&harness.call_method0("capabilities")?)?;
         Ok(Self {
             name: name.into(),
@@ -160,6 +162,11 @@ impl<'py> PySubject<'py> {
 
     fn py(&self) -> Python<'py> {
         self.harness.py()
+    }
+
+    /// Returns the framework's name.
+    fn profile_name(&self) -> &str {
+        &self.adapter.profile().name
     }
 
     /// Returns the `Spec` of `truebridge_conformance.subjects`.
@@ -206,6 +213,8 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         foreign_streams: true,
         usual: false,
         raises: false,
+        imports: object.getattr("imports")?.extract()?,
+        imports_strides: flag("imports_strides")?,
     })
 }
 
@@ -447,6 +456,18 @@ impl<'py> Subject for PySubject<'py> {
         let result = unsafe { self.on_stream(Stream::from_handle(handle), body) };
         let ended = self.harness.call_method1(intern!(self.py(), "end"), (handle,));
         self.raised(ended.map(drop)).and(result)
+    }
+
+    fn note(&self, view: &PyTensor<'py>) -> Result<()> {
+        let (device, consumer) = (self.device, self.consumer());
+        let Some(stream) = consumer.current_stream(device)? else { return Ok(()) };
+        if package::is_chosen() {
+            return self.raised(package::note(view, stream));
+        }
+        let address = self.observe(view)?.address;
+        // SAFETY: by the contract of `Consumer` the stream is alive as long as its `keep`, or as the process.
+        unsafe { consumer.views().used(device, address, stream, || consumer.keep(device, stream)) };
+        Ok(())
     }
 
     fn delay(&self) -> Result<()> {

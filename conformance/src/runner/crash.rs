@@ -2,8 +2,8 @@
 
 use super::pair::{At, Job};
 use super::progress::Progress;
-use super::protocol::Message;
-use super::watch::{Ending, Patience, Watch};
+use crate::protocol::Message;
+use crate::watch::{Ending, Patience, Watch};
 use crate::{Case, REPLAYED, Regression, Sides, property, tree};
 use std::ffi::OsString;
 use std::path::Path;

@@ -10,16 +10,14 @@ mod pair;
 mod peers;
 mod planted;
 mod progress;
-mod protocol;
 mod sanitizer;
 mod variants;
-mod watch;
 mod worker;
 
+pub use crate::protocol::Message;
 pub use adapters::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES, known};
 pub use options::{Choice, Options, PairName};
 pub use peers::{PEERS, Peer};
-pub use protocol::Message;
 pub use sanitizer::Sanitizer;
 pub use variants::{VARIANTS, Variant};
 pub use worker::work;
@@ -28,6 +26,7 @@ use crate::expect::{self, read_expectations};
 use crate::fault::run_faults;
 use crate::properties::SUBJECT;
 use crate::report::{GitHub, Host, LeftOut, Report, SCHEMA, Summary, quoted};
+use crate::watch::Patience;
 use crate::{Expectation, PairReport, Regression, Verdict, words};
 use bridge_core::Device;
 use crash::Replay;
@@ -39,7 +38,6 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 use std::{fs, io};
-use watch::Patience;
 
 /// The exit code for bad usage, and for a run that could not begin.
 const USAGE: i32 = 2;

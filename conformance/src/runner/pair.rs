@@ -3,12 +3,12 @@
 use super::crash;
 use super::options::{Options, PairName};
 use super::progress::Progress;
-use super::protocol::Message;
 use super::sanitizer::Sanitizer;
 use super::variants::environment;
-use super::watch::{Ending, Patience, Watch};
 use super::worker::now;
 use crate::names::WORKER;
+use crate::protocol::Message;
+use crate::watch::{Ending, Patience, Watch};
 use crate::{Case, PROPERTIES, PairReport, PropertyReport, REPLAYED, Sides, Verdict, property};
 use bridge_core::Device;
 use std::ffi::OsString;

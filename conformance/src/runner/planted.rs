@@ -4,12 +4,12 @@
 use super::adapters::Known;
 use super::options::PairName;
 use super::pair::Job;
-use super::protocol::Message;
-use super::watch::Watch;
 use crate::fault::{FaultReport, REAL_FAULTS, RealFault};
 use crate::names::{adapter_of, remote};
 use crate::processes::{FLAWS, Way};
+use crate::protocol::Message;
 use crate::report::Host;
+use crate::watch::Watch;
 use bridge_core::{Device, DeviceKind};
 use std::ffi::OsString;
 

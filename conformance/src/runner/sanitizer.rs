@@ -1,7 +1,7 @@
 //! Workers under NVIDIA's compute-sanitizer.
 
 use super::pair::Job;
-use super::watch::Patience;
+use crate::watch::Patience;
 use crate::words;
 use clap::ValueEnum;
 use std::ffi::OsString;

@@ -53,11 +53,12 @@ variants! {
     CuPy, "shared", LENT: "CONFORMANCE_CUPY_ALLOCATOR" = "shared";
     TensorFlow, "async", COPIED: "TF_GPU_ALLOCATOR" = "cuda_malloc_async";
     JAX, "x32", LENT: "JAX_ENABLE_X64" = "0";
+    Torch, "package", LENT: "CONFORMANCE_PACKAGE" = "1";
 }
 
 /// What every run has beside the plain adapters, each beside one of them: the way into PyTorch of versions before 2.10,
-/// and JAX without elements of 64 bits, as it is by default.
-pub const EXTRA: [&str; 2] = ["torch-capsules", "jax+x32"];
+/// JAX without elements of 64 bits, as it is by default, and PyTorch by the calls of the Python package.
+pub const EXTRA: [&str; 3] = ["torch-capsules", "jax+x32", "torch+package"];
 
 /// Returns the plain adapter that [`EXTRA`] run beside.
 pub fn beside(device: Device) -> &'static str {

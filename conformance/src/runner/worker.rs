@@ -1,7 +1,7 @@
 //! One pair, judged in this process.
 
 use super::options::Options;
-use super::protocol::{Message, Sender};
+use crate::protocol::{Message, Sender};
 use crate::{Config, Pair, Regression, property, replay};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -49,6 +49,7 @@ fn prepare(options: &Options) -> Result<Task, String> {
         native: options.sanitizer.is_none(),
         regressions: known,
         shrinks: options.plant.is_none(),
+        ..Config::default()
     };
     Ok(Task::All(config))
 }

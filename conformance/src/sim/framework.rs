@@ -6,8 +6,8 @@ use super::tensor::{Owner, SimBuffer, SimTensor, View};
 use crate::fault::Breakable;
 use crate::model;
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Keep, Layout, Lease, Lent, Offer, Order, Profile,
-    Result, Reuse, Stream, Strides, Views,
+    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Keep, Layout, Lent, Offer, Order, Profile, Result,
+    Reuse, Stream, Strides, Views,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -193,8 +193,8 @@ impl SimFramework {
     }
 
     /// Returns what would abort the process in a real framework. This one only reports it.
-    fn fatal(&self, lease: &Lease) -> Option<&'static str> {
-        let (layout, profile) = (lease.layout(), &self.profile);
+    pub(super) fn fatal(&self, dtype: DType, layout: &Layout, address: usize) -> Option<&'static str> {
+        let profile = &self.profile;
         let negative = layout.has_negative_strides();
         let strides = match profile.strides {
             Strides::Any => true,
@@ -202,8 +202,8 @@ impl SimFramework {
             Strides::Compact => layout.is_compact(),
             other => unreachable!("the simulation lacks {other:?}"),
         };
-        let aligned = lease.data().is_multiple_of(profile.alignment_of(lease.dtype()));
-        if !profile.dtypes.contains(&lease.dtype()) {
+        let aligned = address.is_multiple_of(profile.alignment_of(dtype));
+        if !profile.dtypes.contains(&dtype) {
             return Some("a dtype that it does not know");
         }
         match (layout.numel(), strides, aligned) {
@@ -270,7 +270,7 @@ unsafe impl Adapter for SimFramework {
 
     fn import(&self, offer: Offer) -> Result<SimTensor> {
         let lease = offer.accept(self)?;
-        if let Some(fatal) = self.fatal(&lease) {
+        if let Some(fatal) = self.fatal(lease.dtype(), lease.layout(), lease.data()) {
             return Err(Error::new(ErrorKind::Framework, format!("{} aborts because of {fatal}", self.profile.name)));
         }
         Ok(SimTensor {

@@ -5,7 +5,9 @@ use super::framework::{Current, Habits, OwnStream, SimFramework};
 use super::memory::{Access, Memory};
 use super::tensor::{Owner, SimTensor, View};
 use crate::{Capabilities, Observed, Replay, Spec, Subject, Threads, model};
-use bridge_core::{Access as Rights, Adapter, DType, Device, Error, ErrorKind, Ordering, Pending, Result, Stream};
+use bridge_core::{
+    Access as Rights, Adapter, DType, Device, Error, ErrorKind, Layout, Ordering, Pending, Result, Stream,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -94,6 +96,8 @@ impl Subject for SimFramework {
             foreign_streams: true,
             usual: false,
             raises: false,
+            imports: Some(1),
+            imports_strides: true,
         }
     }
 
@@ -243,7 +247,11 @@ impl Subject for SimFramework {
 
     /// As frameworks do it without this project: neither side waits, and the owner reuses the memory at once.
     fn import_natively(&self, other: &SimTensor) -> Option<Result<SimTensor>> {
-        let owner = Owner::Native(Arc::new(other.owner.clone()));
-        Some(Ok(SimTensor { owner, ..other.clone() }))
+        let View { dtype, shape, strides, address, .. } = &other.view;
+        let layout = Layout::new(*dtype, shape, Some(strides), 0);
+        Some(layout.and_then(|layout| match self.fatal(*dtype, &layout, *address) {
+            Some(fatal) => Err(Error::new(ErrorKind::Framework, format!("{} aborts because of {fatal}", self.name))),
+            None => Ok(SimTensor { owner: Owner::Native(Arc::new(other.owner.clone())), ..other.clone() }),
+        }))
     }
 }

@@ -1,6 +1,6 @@
 """Compiles a file with NVRTC into a folder: a cubin or PTX per architecture.
 
-``cargo xtask generate kernels`` runs it in an environment with one package, ``nvidia-cuda-nvrtc-cu12``. It needs no GPU.
+``cargo xtask generate kernels`` runs it in an environment with one package, ``nvidia-cuda-nvrtc-cu12``, without a GPU.
 """
 
 import argparse

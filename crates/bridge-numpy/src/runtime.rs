@@ -2,6 +2,7 @@
 
 use crate::native::Native;
 use crate::raised;
+use bridge_core::planted::is_planted;
 use bridge_core::{DType, DeviceKind, MAX_NDIM, Profile, Result, Strides, Views};
 use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, installed, is_instance, once};
 use pyo3::intern;
@@ -59,7 +60,7 @@ impl Runtime {
             .with_dtypes(dtypes.all())
             .with_rank(0..=most_dimensions(numpy.as_any())?)
             .with_strides(Strides::Any)
-            .with_alignment(0)
+            .with_alignment(if is_planted("numpy_alignment_overstated") { 64 } else { 0 })
             .with_devices(vec![DeviceKind::CPU]);
         Ok(Self {
             profile,

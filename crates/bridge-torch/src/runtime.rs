@@ -6,6 +6,7 @@ use crate::exchange::{Borrow, Exchange, ExchangeApi};
 use crate::native::{BYTES, Native};
 use crate::raised;
 use crate::refusal::NO_REAL_TENSORS;
+use bridge_core::planted::is_planted;
 use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
 use bridge_pyo3::{PyTensor, brief_str, installed, is_instance, once, probe};
 use pyo3::intern;
@@ -103,7 +104,7 @@ impl Runtime {
         let profile = Profile::export_only("torch")
             .with_dtypes(dtypes)
             .with_strides(Strides::NonNegative)
-            .with_alignment(1)
+            .with_alignment(if is_planted("torch_alignment_overstated") { 64 } else { 1 })
             .with_devices(devices)
             .with_keeps_read_only(false)
             .with_private_functions(native.is_some() || allocator.calls_cxx());

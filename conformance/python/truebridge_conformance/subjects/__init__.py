@@ -38,6 +38,10 @@ class Capabilities:
     graphs: bool = False
     legacy_stream: bool = False
     compiles: bool = False
+    #: The alignment in bytes, beyond that of the element, that kernels need on what ``import_natively`` takes.
+    imports: int | None = None
+    #: Whether strides that it takes cost its users nothing.
+    imports_strides: bool = True
 
 
 class Spec(NamedTuple):

@@ -81,7 +81,13 @@ class CuPy(Arrays, ManyStreams):
     def capabilities(self) -> Capabilities:
         several = self.cupy.cuda.runtime.getDeviceCount() > 1
         return Capabilities(
-            tuple(self.named), negative_strides=True, gigabytes=True, parts=True, devices=several, graphs=True
+            tuple(self.named),
+            negative_strides=True,
+            gigabytes=True,
+            parts=True,
+            devices=several,
+            graphs=True,
+            imports=1,
         )
 
     def address(self, array: Any) -> int:

@@ -56,7 +56,8 @@ class JAX(Unwritable):
     def capabilities(self) -> Capabilities:
         known = (name for name in NAMES if hasattr(self.jax.numpy, name))
         named = (name for name in known if self.jax.config.jax_enable_x64 or name not in WIDE)
-        return Capabilities(tuple(named), writes=False, immutable=True, compiles=True)
+        # It takes other orders of dimensions, and then compiles every program anew.
+        return Capabilities(tuple(named), writes=False, immutable=True, compiles=True, imports=1, imports_strides=False)
 
     def put(self, array: Any) -> Any:
         """Return an array with memory of its own, which no kernel has to be compiled for."""

@@ -23,7 +23,13 @@ class NumPy(Arrays, SingleStream):
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            tuple(self.named), negative_strides=True, read_only=True, unaligned=True, gigabytes=True, parts=True
+            tuple(self.named),
+            negative_strides=True,
+            read_only=True,
+            unaligned=True,
+            gigabytes=True,
+            parts=True,
+            imports=1,
         )
 
     def address(self, array: Any) -> int:
@@ -119,7 +125,8 @@ class NumPy(Arrays, SingleStream):
             Usual("long doubles", lambda seed: own(seed).astype(numpy.longdouble), "dtype"),
             Usual("a mask over an array", lambda seed: numpy.ma.masked_array(own(seed), own(seed) > 1), "not a tensor"),
             Usual("an array with an empty mask", lambda seed: numpy.ma.asarray(own(seed)), "not a tensor"),
-            Usual("a number", lambda seed: own(seed)[0, 0], "not a tensor"),
+            # The package makes an array of it.
+            Usual("a number", lambda seed: own(seed)[0, 0], "not a tensor", public=False),
             Usual("a list", lambda seed: own(seed).tolist(), "not a tensor"),
         ]
 

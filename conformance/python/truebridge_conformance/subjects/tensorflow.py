@@ -74,7 +74,10 @@ class TensorFlow(Unwritable):
         gc.freeze()
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(tuple(self.named), writes=False, immutable=True)
+        flags = dict(flag.partition("=")[::2] for flag in self.tf.sysconfig.get_compile_flags())
+        # TensorFlow takes any address, and its kernels then end the process.
+        aligned = int(flags["-DEIGEN_MAX_ALIGN_BYTES"])
+        return Capabilities(tuple(self.named), writes=False, immutable=True, imports=aligned)
 
     def here(self) -> Any:
         return self.tf.device(self.name)

@@ -49,7 +49,7 @@ class Torch(ManyStreams):
         several = self.cuda and self.torch.cuda.device_count() > 1
         defers = ("conjugation", "negation", "negated_conjugation")
         return Capabilities(
-            tuple(self.named), defers=defers, gigabytes=True, parts=True, devices=several, graphs=self.cuda
+            tuple(self.named), defers=defers, gigabytes=True, parts=True, devices=several, graphs=self.cuda, imports=1
         )
 
     def bits(self, tensor: Any) -> Any:

@@ -1,7 +1,7 @@
 //! Certifies the adapter against `ndarray`, both ways.
 
 use bridge_conformance::rust::NdArraySubject;
-use bridge_conformance::{Capabilities, HostSubject, HostTensors, Observed, PairReport, Spec, certify};
+use bridge_conformance::{Capabilities, Config, HostSubject, HostTensors, Observed, PairReport, Spec};
 use bridge_core::{DType, Error, ErrorKind, Result};
 use bridge_madeup::{MadeUp, Tensor};
 
@@ -57,6 +57,7 @@ fn madeup_is_certified() {
 //% if immutable
     let madeup = MadeUp::new();
 //% end
-    let reports = certify(&HostSubject::new(madeup, Tensors), &NdArraySubject::default());
+    let (madeup, reference) = (HostSubject::new(madeup, Tensors), NdArraySubject::default());
+    let reports = Config::default().certify_apart("madeup_is_certified", &madeup, &reference);
     reports.iter().for_each(PairReport::assert_passed);
 }
