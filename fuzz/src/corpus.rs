@@ -15,8 +15,9 @@ pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     inputs
 }
 
-/// Returns what an archive contains: the lines below each `-- NAME --`. A comment may precede the first name.
-fn unpacked(text: &str) -> Vec<(String, Vec<u8>)> {
+/// Returns what an archive of this format contains: the lines below each `-- NAME --`. A comment may precede the first
+/// name.
+pub fn unpacked(text: &str) -> Vec<(String, Vec<u8>)> {
     let mut inputs: Vec<(String, Vec<u8>)> = Vec::new();
     for line in text.split_inclusive('\n') {
         if let Some(name) = line.trim_end().strip_prefix("-- ").and_then(|rest| rest.strip_suffix(" --")) {

@@ -11,7 +11,7 @@ mod extent;
 mod fields;
 mod random;
 
-pub use corpus::corpus;
+pub use corpus::{corpus, unpacked};
 pub use extent::{addresses, compact, extent};
 pub use fields::Fields;
 pub use random::Random;

@@ -5,8 +5,8 @@ use crate::venv;
 use std::fs;
 use std::path::Path;
 
-/// Where the lists are, a file for each package.
-const FOLDER: &str = "fixtures/api";
+/// The archive of the lists, one for each package.
+const FILE: &str = "fixtures/api.txtar";
 
 /// The packages that other crates build on.
 const PACKAGES: [&str; 4] = ["truebridge-core", "truebridge-cuda", "truebridge-copy", "truebridge"];
@@ -36,16 +36,15 @@ pub fn ready() -> Result<()> {
 /// Writes the lists, or with `check` compares them with what is checked in.
 pub fn write(check: bool) -> Result<()> {
     ready()?;
-    let python = venv::MAIN.ready()?;
+    let (python, path) = (venv::MAIN.ready()?, root().join(FILE));
+    if !check {
+        let list = |package| Ok(format!("-- {package} --\n{}", listed(package, &python)?));
+        return at(&path, fs::write(&path, PACKAGES.into_iter().map(list).collect::<Result<String>>()?));
+    }
+    let lists = bridge_fuzz::unpacked(&at(&path, fs::read_to_string(&path))?);
     for package in PACKAGES {
-        let path = root().join(FOLDER).join(format!("{package}.txt"));
-        let now = listed(package, &python)?;
-        if !check {
-            at(&path, fs::write(&path, now))?;
-            continue;
-        }
-        let before = at(&path, fs::read_to_string(&path))?;
-        let changes = changes(&before, &now);
+        let before = lists.iter().find(|(name, _)| name == package).map(|(_, list)| String::from_utf8_lossy(list));
+        let changes = changes(&before.unwrap_or_default(), &listed(package, &python)?);
         if !changes.is_empty() {
             return Err(format!(
                 "the interface of {package} has changed:\n{changes}If that is meant, run cargo xtask generate api, and say it in the CHANGELOG"

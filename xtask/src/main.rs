@@ -132,7 +132,7 @@ enum Task {
 /// Files that are generated.
 #[derive(Clone, Copy, ValueEnum)]
 enum Generated {
-    /// What programs may use of the crates, as lists in fixtures/api: needs a nightly toolchain.
+    /// What programs may use of the crates, as lists in fixtures/api.txtar: needs a nightly toolchain.
     Api,
     /// The header of the C library, out of its sources.
     Header,

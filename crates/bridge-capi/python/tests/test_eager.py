@@ -11,7 +11,7 @@ import pytest
 
 import random_graphs
 import truebridge_tf1 as tb
-from memory import aligned
+from conftest import aligned
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,7 @@ import pytest
 
 import truebridge_tf1 as tb
 from capsules import CUDA, Producer, is_valid, new_capsule
-from conftest import wait_until
-from memory import aligned
+from conftest import aligned, wait_until
 from truebridge_tf1 import _library, _sources
 from truebridge_tf1._library import Info, library
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import truebridge_tf1 as tb
-from conftest import wait_until
-from memory import aligned, resident
+from conftest import aligned, resident, wait_until
 from truebridge_tf1 import _calls
 
 
