@@ -2,8 +2,8 @@
 
 A list is between the comments ``# adapters: begin NAME`` and ``# adapters: end`` of a file of ``FILES``. Its entries
 are the frameworks of ``table.rs``, with what the rows of ``truebridge._frameworks`` say of them. Nothing has to be
-compiled for that, and no framework is imported. ``cargo xtask generate tables`` writes every list; with ``--check`` it names the
-files whose lists are stale.
+compiled for that, and no framework is imported. ``cargo xtask generate tables`` writes every list; with ``--check`` it
+names the files whose lists are stale.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draw what things cost, one picture for each area, from the newest reports in docs/results.
 
-A table ``picture AREA`` of a page shows a picture and says where its figures are from. ``cargo xtask generate tables`` draws the
-pictures of these tables; with ``--check`` it names those that differ from the reports.
+A table ``picture AREA`` of a page shows a picture and says where its figures are from. ``cargo xtask generate tables``
+draws the pictures of these tables; with ``--check`` it names those that differ from the reports.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Write the tables of the pages from the reports in docs/results and the profiles in fixtures.
 
 A table stands between the comments ``<!-- table: NAME ARGUMENTS -->`` and ``<!-- /table -->``, so that a code host
-shows it as well. ``cargo xtask generate tables`` writes every table; with ``--check`` it names the pages whose tables are stale.
-A report or a row that is missing is an error.
+shows it as well. ``cargo xtask generate tables`` writes every table; with ``--check`` it names the pages whose tables
+are stale. A report or a row that is missing is an error.
 """
 
 from __future__ import annotations
@@ -330,7 +330,8 @@ def pairs(links: str, device: str) -> str:
         return f"[{cases:,}]({links}/{file(name)})"
 
     rows = [(f"**{NAMES[one]}**", *(cell((one, other)) for other in shown)) for one in shown]
-    return table(("from \\ to", *(NAMES[name] for name in shown)), rows)
+    said = "; ".join(f"{link(links, name)}, {about(name)}" for name in sorted({name for _, name in best.values()}))
+    return table(("from \\ to", *(NAMES[name] for name in shown)), rows) + f"\n\nFrom {said}."
 
 
 def conformance() -> list[tuple[str, Any]]:
@@ -357,7 +358,7 @@ def runs(links: str) -> str:
 
 
 def versions(links: str, package: str) -> str:
-    """The versions of a package with which the suite ran, the newest first: what ``cargo xtask conformance --versions`` wrote."""
+    """The versions of a package with which the suite ran (``cargo xtask conformance --versions``), the newest first."""
     rows = []
     for row in reversed(json.loads((ROOT / "docs/versions.json").read_text())):
         if row["package"] != package:
