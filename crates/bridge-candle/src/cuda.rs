@@ -29,8 +29,7 @@ impl OnDevice {
         if device == own {
             return Ok(());
         }
-        let text =
-            format!("candle takes tensors in on {own}, not on {device}: make an adapter for a device of candle there");
+        let text = format!("this adapter imports on {own}, not on {device}: make one for candle's device there");
         Err(Error::new(ErrorKind::Device, text))
     }
 

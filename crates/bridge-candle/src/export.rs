@@ -7,8 +7,7 @@ use candle_core::{Storage, Tensor};
 
 pub(crate) fn lend(tensor: &Tensor) -> Result<Lent> {
     if tensor.track_op() {
-        let text =
-            "candle tracks the tensor for gradients, which do not reach into other frameworks: call .detach() first";
+        let text = "candle tracks the tensor for gradients, and these stop at other frameworks: call .detach() first";
         return Err(Error::new(ErrorKind::RequiresGrad, text));
     }
     let (storage, view) = tensor.storage_and_layout();

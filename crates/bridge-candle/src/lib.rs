@@ -181,7 +181,10 @@ unsafe impl Adapter for Candle {
 
     /// Returns an error: core copies every tensor into an [`empty`](Adapter::empty) one.
     fn import(&self, _: Offer) -> Result<Tensor> {
-        Err(Error::new(ErrorKind::CopyNeeded, "candle keeps no memory of another owner: copy it into Candle::empty"))
+        Err(Error::new(
+            ErrorKind::CopyNeeded,
+            "candle cannot hold memory of another owner: copy it into a tensor of Candle::empty",
+        ))
     }
 
     /// Writes to the elements of every tensor that shares the storage, as `Tensor::slice_set` does.
@@ -196,9 +199,7 @@ unsafe impl Adapter for Candle {
             return import::empty(dtype, shape, order, |dtype, numel, dims| cuda.allocate(dtype, numel, dims));
         }
         if device.kind != DeviceKind::CPU {
-            let text = format!(
-                "this adapter of candle allocates no memory on {device}: take one for a device of candle there"
-            );
+            let text = format!("this adapter cannot allocate on {device}: make one for candle's device there");
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
         import::empty(dtype, shape, order, import::on_host)

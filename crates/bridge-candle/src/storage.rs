@@ -121,7 +121,7 @@ fn lacks(dtype: DType) -> Error {
 /// All bits of a `T` may be 0.
 unsafe fn zeroed<T>(len: usize) -> Result<Vec<T>> {
     let no_memory = || {
-        let text = format!("no host memory for {len} elements of {} bytes: free some first", size_of::<T>());
+        let text = format!("host: out of memory allocating {len} elements of {} bytes", size_of::<T>());
         Error::new(ErrorKind::OutOfMemory, text)
     };
     let layout = Layout::array::<T>(len).map_err(|_| no_memory())?;

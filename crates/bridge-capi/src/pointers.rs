@@ -66,7 +66,7 @@ pub(crate) unsafe fn slice<'a, T>(pointer: *const T, count: usize, name: &str) -
     // A slice of more bytes than an `isize` counts, or beyond the last address, would be undefined behaviour.
     let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
     if bytes.and_then(|bytes| pointer.addr().checked_add(bytes)).is_none() {
-        return Err(refused(format!("there is no room for {count} {name}: pass how many there are")));
+        return Err(refused(format!("{count} {name} exceed the address space: pass their real number")));
     }
     // SAFETY: the caller's obligation.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })

@@ -72,7 +72,7 @@ unsafe impl Adapter for Reader {
 /// Returns the error for memory of a device that is neither the host nor a GPU.
 #[cold]
 pub(crate) fn uncopied(device: Device) -> Error {
-    let text = format!("nothing here copies memory of {device}: copy it with the framework that owns it first");
+    let text = format!("cannot copy memory of {device} here: copy it with its own framework first");
     Error::new(ErrorKind::CopyNeeded, text)
 }
 

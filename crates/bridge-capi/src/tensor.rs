@@ -187,7 +187,7 @@ impl CTensor {
         let layout = Layout::new(dtype, shape, strides, 0)?;
         let data = if layout.numel() == 0 { 0 } else { memory.data.expose_provenance() };
         if data == 0 && layout.numel() > 0 {
-            return Err(refused("data is NULL, but there are elements"));
+            return Err(refused("data is NULL, but the tensor has elements"));
         }
         // Before the driver is needed, which may be missing.
         layout.hull(data, None)?;
@@ -252,13 +252,13 @@ unsafe impl Adapter for Caller<'_> {
     }
 
     fn import(&self, _: Offer) -> Result<CTensor> {
-        Err(refused("the caller's side imports no tensors"))
+        Err(refused("a tensor of the caller cannot be imported into"))
     }
 
     /// Copies pinned memory, as host memory. Core copies the host's own.
     fn compact(&self, tensor: &CTensor) -> Result<CTensor> {
         if tensor.0.device().kind != DeviceKind::CUDA_HOST {
-            let text = "nothing here copies such elements: copy the tensor with the framework that owns it first";
+            let text = "cannot copy such elements here: copy the tensor with its own framework first";
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
         let host = CTensor::new(tensor.shared(Device::CPU)?);
@@ -275,7 +275,7 @@ unsafe impl Adapter for Caller<'_> {
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<CTensor> {
         let stream = self.stream.filter(|_| device.kind == DeviceKind::CUDA);
         let (Some(stream), Some(copies)) = (stream, self.ordering.copies()) else {
-            return Err(Error::new(ErrorKind::CopyNeeded, format!("there is no memory for copies on {device}")));
+            return Err(Error::new(ErrorKind::CopyNeeded, format!("cannot allocate memory for copies on {device}")));
         };
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
         // SAFETY: the stream of the owner lives as long as the tensor and all that is made of it (`truebridge.h`).

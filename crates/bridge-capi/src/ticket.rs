@@ -60,9 +60,9 @@ pub unsafe extern "C" fn tb_share(
             (tensors, if tree.is_null() { None } else { Some(text(tree, "tree")?.to_string()) })
         };
         let time = Duration::try_from_secs_f64(seconds);
-        let time = time.map_err(|_| refused(format!("{seconds} is not a number of seconds: pass one from 0 on")))?;
+        let time = time.map_err(|_| refused(format!("seconds must be ≥ 0, not {seconds}")))?;
         let writing = usize::try_from(writing).ok().and_then(|number| WRITING.get(number).copied());
-        let writing = writing.ok_or_else(|| refused("writing is none of tb_writing"))?;
+        let writing = writing.ok_or_else(|| refused("writing is not a value of tb_writing"))?;
         let ordering = bridge_copy::ordering();
         let callers: Vec<_> = tensors.iter().map(|tensor| Caller::of(tensor, ordering)).collect();
         let leaves: Vec<(&dyn Adapter<Tensor = CTensor>, &CTensor)> =
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn tb_share_end(ticket: *const c_char) -> Status {
 ///
 /// # Errors
 ///
-/// The text is not a ticket, or this process shares nothing; those of `body`.
+/// The text is not a ticket, or this process has shared nothing; those of `body`.
 ///
 /// # Safety
 ///
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn tb_share_end(ticket: *const c_char) -> Status {
 unsafe fn with_exporter(ticket: *const c_char, body: fn(&Exporter, &Ticket) -> Result<()>) -> Result<()> {
     // SAFETY: passed on to the caller.
     let ticket = unsafe { text(ticket, "ticket") }?.parse()?;
-    let none = || refused("this process shares nothing: pass the ticket where it was made");
+    let none = || refused("this process has shared nothing: pass the ticket to the process that made it");
     body(&*process::exporter_of(&ticket).ok_or_else(none)?, &ticket)
 }
 

@@ -109,7 +109,7 @@ const REASONS: &[(Reason, &CStr)] = &[
     (Reason::PendingPacking, c"strides that are not a whole number of elements"),
     (Reason::NegativeStrides, c"negative strides"),
     (Reason::Strides, c"strides that are not compact"),
-    (Reason::Order, c"an order that is not the one asked for"),
+    (Reason::Order, c"another order than the requested one"),
     (Reason::Alignment, c"an unaligned address"),
     (Reason::Moved, c"another device"),
 ];
@@ -134,9 +134,7 @@ fn named<T: PartialEq>(table: &[(T, &'static CStr)], key: &T) -> *const c_char {
 /// Returns the row of a table that C names by its number.
 fn numbered<T: Copy>(table: &[T], number: i32, what: &str) -> Result<T> {
     let found = usize::try_from(number).ok().and_then(|number| table.get(number));
-    found
-        .copied()
-        .ok_or_else(|| refused(format!("{what} is {number}: it must be at most {}, and not negative", table.len() - 1)))
+    found.copied().ok_or_else(|| refused(format!("{what} is {number}: it must be from 0 to {}", table.len() - 1)))
 }
 
 /// `tb_copy`

@@ -99,7 +99,7 @@ enum How {
 /// Returns the bits to flip in 16 bytes of elements of `itemsize` bytes.
 fn pattern(flips: u128, itemsize: usize) -> Result<Flips> {
     if flips != 0 && !(itemsize.is_power_of_two() && itemsize <= 16) {
-        let text = format!("no bits of elements of {itemsize} bytes can be flipped: copy first, and change the copy");
+        let text = format!("cannot negate elements of {itemsize} bytes: copy the tensor, and negate the copy");
         return Err(Error::new(ErrorKind::CopyNeeded, text));
     }
     let bytes = flips.to_le_bytes();

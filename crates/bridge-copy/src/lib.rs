@@ -150,7 +150,7 @@ fn check(from: &Strided<'_>, to: &Strided<'_>, cast: Option<Cast>, stream: Optio
     }
     let streamless = [from.device, to.device].into_iter().find(|device| !ON_HOST.contains(&device.kind));
     if let (None, Some(device)) = (stream, streamless) {
-        let text = format!("memory of {device} is copied in a stream: pass one of that device");
+        let text = format!("a copy on {device} needs a stream: pass one of that device");
         return Err(Error::new(ErrorKind::Device, text));
     }
     Ok(())

@@ -185,7 +185,7 @@ pub unsafe trait Adapter {
     /// The caller writes every element before other safe code can read it.
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Self::Tensor> {
         let _ = (device, dtype, shape, order);
-        let text = format!("{} lends no memory of its own to be written to", self.profile().name);
+        let text = format!("{} cannot allocate memory for others to write to", self.profile().name);
         Err(Error::new(ErrorKind::CopyNeeded, text))
     }
 }

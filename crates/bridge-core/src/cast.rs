@@ -36,7 +36,7 @@ impl Cast {
             true => Ok(Self { from, to }),
             false => {
                 let text = format!(
-                    "elements of dtype {from} are not cast to {to}: cast the source first, with its own framework (casts are between {})",
+                    "cannot cast {from} to {to}: cast the source first, with its own framework (supported: {})",
                     Self::DTYPES.map(|dtype| dtype.to_string()).join(", ")
                 );
                 Err(Error::new(ErrorKind::Dtype, text))

@@ -191,7 +191,7 @@ impl<F, T> Conversion<'_, F, T> {
         let Some((fresh, target)) = fresh.filter(|(_, target)| !share_bytes(target, &lent)) else {
             let (name, device) = (&self.profile.name, lent.device());
             let text = format!(
-                "{name} takes no memory but its own, and the ordering does not copy this tensor on {device} into it"
+                "{name} takes only its own memory, and the ordering cannot copy this tensor into it on {device}"
             );
             return Err(Error::new(ErrorKind::CopyNeeded, text).advise(Advice::Copies));
         };
@@ -225,13 +225,13 @@ impl<F, T> Conversion<'_, F, T> {
         let (from, to) = (&self.from.profile().name, &self.profile.name);
         // The consumer copies into row-major order.
         if self.order() == Order::ColumnMajor {
-            let text = format!("{from} makes no column-major copy: copy it with the framework that owns it first");
+            let text = format!("{from} cannot make a column-major copy: copy it with its own framework first");
             return Err(Error::new(ErrorKind::CopyNeeded, text).or_advise(Advice::AnyOrder));
         }
         let read_only = loses_read_only(&lent, self.profile).then(|| "memory that is read-only".into());
         if let Some(reason) = needed(&lent, self.profile, None).map(|reason| reason.to_string()).or(read_only) {
             let text = format!(
-                "{from} makes no copy that {to} can use, and {to} cannot take the tensor in place because of {reason}: make a compact copy with the framework that owns it first"
+                "{from} makes no copy that {to} can use, and {to} cannot take the tensor in place because of {reason}: make a compact copy with its own framework first"
             );
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }

@@ -148,7 +148,7 @@ pub unsafe trait Copies: Send + Sync {
         keep: Option<Keep>,
     ) -> Result<Box<dyn DeviceBuffer>> {
         let _ = (stream, keep);
-        let text = format!("no memory of {nbytes} bytes on {device}: copy the tensor there with its own framework");
+        let text = format!("cannot allocate {nbytes} bytes on {device}: copy the tensor there with its own framework");
         Err(Error::new(ErrorKind::CopyNeeded, text))
     }
 
@@ -163,7 +163,7 @@ pub unsafe trait Copies: Send + Sync {
 /// Refuses a cast that nothing makes.
 pub(crate) fn no_cast(cast: Cast) -> Result<()> {
     let text =
-        format!("nothing casts {} to {} here: cast the source first, with its own framework", cast.from(), cast.to());
+        format!("cannot cast {} to {} here: cast the source first, with its own framework", cast.from(), cast.to());
     Err(Error::new(ErrorKind::CopyNeeded, text))
 }
 

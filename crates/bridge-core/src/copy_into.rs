@@ -117,7 +117,7 @@ fn packed<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, lent: &Lent) -> Result<
 /// Returns the error for elements that nothing copies on a device.
 pub(crate) fn uncopied(itemsize: usize, device: Device, ordering: &Arc<dyn Ordering>) -> Error {
     let text = format!(
-        "nothing copies elements of {itemsize} bytes on {device} here: convert the tensor and assign it with the framework of the target"
+        "cannot copy elements of {itemsize} bytes on {device} here: convert the tensor and assign it with the framework of the target"
     );
     let error = Error::new(ErrorKind::CopyNeeded, text);
     if ordering.copies().is_none() { error.or_advise(Advice::Copies) } else { error }
@@ -170,7 +170,7 @@ fn movable(source: Device, target: Device, ordering: &Arc<dyn Ordering>) -> Resu
 /// Refuses a target that must not be written to.
 fn writable(target: &Lent) -> Result<()> {
     if target.buffer().access().forbids_writes() {
-        return Err(Error::new(ErrorKind::ReadOnly, "the target is read-only: pass one that may be written"));
+        return Err(Error::new(ErrorKind::ReadOnly, "the target is read-only: pass a writable one"));
     }
     if target.pending() == Some(Pending::Packing) {
         let text = "the strides of the target are not a whole number of elements: copy into a compact tensor, and assign it with the framework of the target, as in records[name][...] = copy";

@@ -72,7 +72,7 @@ pub(crate) fn fresh_beside<T>(
         return host::empty(dtype, shape, order, alignment);
     }
     let copies = ordering.copies().ok_or_else(|| {
-        let text = format!("{} has no memory on {device} that can be written to, and the ordering none", profile.name);
+        let text = format!("neither {} nor the ordering can allocate writable memory on {device}", profile.name);
         Error::new(ErrorKind::CopyNeeded, text).advise(Advice::Copies)
     })?;
     let consumer = to.consumer();
@@ -81,7 +81,7 @@ pub(crate) fn fresh_beside<T>(
     let lent = Lent::new(dtype, layout, buffer)?;
     if lent.layout().numel() > 0 && !lent.data().is_multiple_of(alignment) {
         let text = format!(
-            "{} takes addresses that {alignment} divides, and memory on {device} is not aligned so: copy the tensor into memory that is",
+            "{} needs memory aligned to {alignment} bytes, and that on {device} is not: copy the tensor into aligned memory",
             profile.name
         );
         return Err(Error::new(ErrorKind::CopyNeeded, text));

@@ -48,7 +48,7 @@ impl HostMemory {
         // What lies before the first multiple is not used.
         let room = nbytes.saturating_add(alignment);
         let no_memory = || {
-            let text = format!("no host memory for {room} bytes: free some first");
+            let text = format!("host: out of memory allocating {room} bytes");
             Error::new(ErrorKind::OutOfMemory, text)
         };
         let count = room.div_ceil(BLOCK).max(1);

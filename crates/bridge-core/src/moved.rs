@@ -218,7 +218,7 @@ impl Way {
 
 /// Returns the error for a deferred operation that a move does not do.
 pub(crate) fn unmovable() -> Error {
-    let text = "the tensor has a pending operation that no bits express: copy it with its own framework first";
+    let text = "the tensor has a deferred operation, which a move cannot apply: copy it with its own framework first";
     Error::new(ErrorKind::CopyNeeded, text)
 }
 
@@ -229,7 +229,7 @@ fn on_device(device: Device) -> bool {
 
 pub(crate) fn no_moves(from: Device, to: Device) -> Error {
     let text = format!(
-        "the tensor is on {from}, not on {to}, and the ordering has no copies that move it: move it with its own framework first"
+        "the tensor is on {from}, not on {to}, and the ordering cannot move it: move it with its own framework first"
     );
     Error::new(ErrorKind::Device, text).or_advise(Advice::Copies)
 }

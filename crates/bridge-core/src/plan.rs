@@ -165,7 +165,7 @@ impl fmt::Display for Reason {
             Self::PendingPacking => "strides that are not a whole number of elements",
             Self::NegativeStrides => "negative strides",
             Self::Strides => "strides that are not compact",
-            Self::Order => "an order that is not the one asked for",
+            Self::Order => "another order than the requested one",
             Self::Alignment => "an unaligned address",
             Self::ForeignMemory => "memory that it does not own",
             Self::Mutable => "memory that others may write to",
@@ -316,7 +316,7 @@ fn movable(device: Device, requested: Device, target: &Profile) -> Result<()> {
         return Err(Error::new(ErrorKind::Device, text).advise(Advice::OtherDevice));
     } else if !moved_between(device, requested) {
         format!(
-            "the tensor is on {device}, not on {requested}, and is not moved between such memory: move it with its own framework first"
+            "the tensor is on {device}, not on {requested}, and cannot be moved between them: move it with its own framework first"
         )
     } else {
         return Ok(());

@@ -166,7 +166,7 @@ impl Copies {
             }
             _ => "the source or the target has another device, dtype or deferred operation than before".into(),
         };
-        let error = Error::new(ErrorKind::Layout, format!("{changed}: prepare the copies anew"));
+        let error = Error::new(ErrorKind::Layout, format!("{changed}: prepare the copies again"));
         Err(Failed { index: job.index, error }.into())
     }
 }

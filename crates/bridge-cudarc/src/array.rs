@@ -267,7 +267,7 @@ impl DeviceArray {
 
     fn linear<T: Element>(&self) -> Result<()> {
         if T::DTYPE != self.dtype {
-            let text = format!("the elements are {}, not {}: ask for those", self.dtype, T::DTYPE);
+            let text = format!("the elements are {}, not {}: request those", self.dtype, T::DTYPE);
             return Err(Error::new(ErrorKind::Dtype, text));
         }
         if self.layout.is_compact() && !repeats(&self.layout) {

@@ -196,8 +196,7 @@ unsafe impl Adapter for Cudarc {
     /// Allocates with `cudarc`, in the adapter's stream.
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<DeviceArray> {
         if device != device_of(&self.consumer.stream) {
-            let text =
-                format!("the stream allocates no memory on {device}: use an adapter for a stream of that device");
+            let text = format!("the stream cannot allocate on {device}: use an adapter for a stream of that device");
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
         DeviceArray::fresh(&self.consumer.stream, dtype, shape, order)

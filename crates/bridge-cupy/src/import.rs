@@ -42,7 +42,7 @@ pub(crate) fn empty<'py>(
     order: Order,
 ) -> Result<PyTensor<'py>> {
     if device.kind != DeviceKind::CUDA {
-        return Err(Error::new(ErrorKind::CopyNeeded, format!("cupy allocates no memory on {device}")));
+        return Err(Error::new(ErrorKind::CopyNeeded, format!("cupy cannot allocate on {device}")));
     }
     let dtype = runtime.dtypes.write(py, dtype)?;
     let make = || {

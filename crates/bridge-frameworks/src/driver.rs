@@ -56,7 +56,8 @@ mod found {
 
     /// Returns an error: only the driver knows what is at an address.
     pub(crate) fn locate(_: usize) -> Result<Option<(Device, Range<usize>)>> {
-        let text = "this build does not know memory of CUDA devices: enable the feature cuda, or pass a tensor of torch or cupy";
+        let text =
+            "this build does not support CUDA memory: enable the feature cuda, or pass a tensor of torch or cupy";
         Err(Error::new(ErrorKind::Missing, text))
     }
 

@@ -149,10 +149,34 @@ fn refused(py: Python<'_>, error: PyErr) -> Error {
 /// What producers say of a dtype that DLPack lacks, or that they do not export: JAX, ONNX Runtime and TensorFlow.
 const WITHOUT_DTYPE: [&str; 3] = ["has no DLPack equivalent", "GetDlpackDataType", "is not supported by dlpack"];
 
+/// What Arrow's arrays say that do not export their elements, the kind of error, and what to do.
+const OF_ARROW: [(&str, ErrorKind, &str); 5] = [
+    (
+        "arrays with no nulls",
+        ErrorKind::NotATensor,
+        "the array has nulls, and tensors have none: call x.fill_null(value) first",
+    ),
+    ("Bit-packed boolean", ErrorKind::Dtype, "Arrow packs eight bools into a byte: call x.cast(\"uint8\") first"),
+    (
+        "DLPack spec: fixed_size_list",
+        ErrorKind::Dtype,
+        "an array of lists is not exported: pass x.values, and reshape the result to (len(x), -1)",
+    ),
+    ("DLPack spec: date32", ErrorKind::Dtype, "dates have no counterpart: call x.cast(\"int32\") first"),
+    (
+        "DLPack spec: ",
+        ErrorKind::Dtype,
+        "the dtype has no counterpart: call x.cast(\"int64\") or another dtype of numbers first",
+    ),
+];
+
 /// Makes the error for a `__dlpack__` that raised.
 #[cold]
 fn not_exported(py: Python<'_>, error: PyErr) -> Error {
     let said = error.value(py).to_string();
+    if let Some((_, kind, text)) = OF_ARROW.iter().find(|(sign, ..)| said.contains(sign)) {
+        return Error::new(*kind, *text).caused_by(error);
+    }
     if !WITHOUT_DTYPE.iter().any(|sign| said.contains(sign)) || error.is_instance_of::<PyBufferError>(py) {
         return refused(py, error);
     }
@@ -323,7 +347,7 @@ unsafe impl<'py> Adapter for Foreign<'py> {
 
     fn overwritten(&self, object: &PyTensor<'py>) -> Result<()> {
         let kind = type_name(object);
-        let text = format!("{kind} is written to by its owner only: pass a tensor of torch, cupy or numpy as out");
+        let text = format!("{kind} can only be written by its owner: pass a tensor of torch, cupy or numpy as out");
         Err(Error::new(ErrorKind::ReadOnly, text))
     }
 

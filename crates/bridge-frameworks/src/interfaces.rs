@@ -200,7 +200,7 @@ pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Resu
     let device = match located {
         Some((device, _)) => device,
         None if layout.numel() == 0 => Device::cuda(0),
-        None => return Err(broken(format_args!("the driver knows no memory at address {address:#x}"))),
+        None => return Err(broken(format_args!("the driver has no memory at address {address:#x}"))),
     };
     if let Some(stream) = stream.filter(|_| layout.numel() > 0) {
         let device = Device { kind: DeviceKind::CUDA, ..device };

@@ -175,7 +175,7 @@ impl Loan {
         }
         let source = self.lock().source.as_ref().map(|source| source.clone_ref(py).into_bound(py));
         let (Some(terms), Some(source)) = (&self.terms, source) else {
-            let text = "this tensor is neither copied nor moved: pass copy=None and no device";
+            let text = "this tensor cannot be copied or moved: pass copy=None and no device";
             return Err(PyBufferError::new_err(text));
         };
         let options = terms.options.with_copy(wanted.copy).with_device(device.or(terms.options.device));
@@ -201,7 +201,7 @@ impl Loan {
     fn interface<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyDict>> {
         let tensor = self.tensor()?;
         let typestr = typestr(tensor.dtype()).ok_or_else(|| {
-            PyAttributeError::new_err(format!("{name} has no word for {}: use __dlpack__", tensor.dtype()))
+            PyAttributeError::new_err(format!("{name} cannot describe {}: use __dlpack__", tensor.dtype()))
         })?;
         let (layout, itemsize) = (tensor.layout(), tensor.dtype().itemsize().unwrap_or(1) as i64);
         let bytes = (!layout.is_compact()).then(|| layout.strides().iter().map(|stride| stride * itemsize));

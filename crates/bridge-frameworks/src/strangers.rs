@@ -24,6 +24,8 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("builtins", "bytearray", "pass numpy.frombuffer(x, dtype)"),
     ("builtins", "memoryview", "pass numpy.asarray(x)"),
     ("array", "array", "pass numpy.asarray(x)"),
+    ("_ctypes", "Array", "pass numpy.ctypeslib.as_array(x)"),
+    ("mmap", "mmap", "pass numpy.frombuffer(x, dtype)"),
     ("builtins", "str", "pass a tensor; truebridge.load(path, target) reads one from a file"),
     ("pathlib", "PurePath", "truebridge.load(path, target) reads a tensor from a file"),
     ("builtins", "set", "pass numpy.asarray(list(x))"),
@@ -34,6 +36,7 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("pandas", "DataFrame", "pass x.to_numpy()"),
     ("pandas", "Series", "pass x.to_numpy()"),
     ("pandas", "Index", "pass x.to_numpy()"),
+    ("pandas", "ExtensionArray", "pass x.to_numpy(dtype=...), with na_value=... where values are missing"),
     ("polars", "DataFrame", "pass x.to_numpy()"),
     ("polars", "Series", "pass x.to_numpy()"),
     ("polars", "LazyFrame", "pass x.collect().to_numpy()"),
@@ -52,6 +55,8 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("torch", "Optimizer", "pass optimizer.state_dict(), a dict of tensors"),
     ("torch", "DataLoader", "pass the batches that it yields"),
     ("torch", "PackedSequence", "pass x.data"),
+    ("torch", "UntypedStorage", "pass a tensor over it, torch.empty(0, dtype=...).set_(storage)"),
+    ("torch", "TypedStorage", "pass a tensor over it, torch.empty(0, dtype=...).set_(storage)"),
     (
         "keras",
         "KerasTensor",
@@ -65,6 +70,14 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("tensorflow", "_DictWrapper", "pass dict(x), a dict of tensors"),
     ("tensorflow", "ListWrapper", "pass list(x), a list of tensors"),
     ("tensorflow", "Module", "pass module.variables"),
+];
+
+/// Objects that are not written to in place, and what to call instead where one is the target of a copy.
+const TARGETS: &[(&str, &str, &str)] = &[
+    ("tensorflow", "Variable", "call variable.assign(truebridge.to_tensorflow(source))"),
+    ("keras", "Variable", "call variable.assign(truebridge.to_tensorflow(source))"),
+    ("keras", "Layer", "call layer.set_weights(truebridge.to_numpy(weights))"),
+    ("torch", "Module", "pass module.state_dict() as out, and a dict of the same keys as the source"),
 ];
 
 /// Returns the error for an object of no framework, with what to pass instead.
@@ -84,13 +97,20 @@ pub(crate) fn no_tensor(object: &PyTensor<'_>) -> Error {
 }
 
 /// Returns what to pass instead of an object of a well-known class.
-fn advice(object: &PyTensor<'_>) -> Option<&'static str> {
-    object.get_type().mro().iter().find_map(|class| of_class(&class))
+pub fn advice(object: &PyTensor<'_>) -> Option<&'static str> {
+    of_class(object, KNOWN)
 }
 
-fn of_class(class: &PyTensor<'_>) -> Option<&'static str> {
-    let (package, name) = (package_of(class)?, text(class, "__name__")?);
-    KNOWN.iter().find(|known| (known.0, known.1) == (&*package, &*name)).map(|known| known.2)
+/// Returns what to call instead of a copy into an object of a well-known class.
+pub fn advice_for_target(object: &PyTensor<'_>) -> Option<&'static str> {
+    of_class(object, TARGETS)
+}
+
+fn of_class(object: &PyTensor<'_>, table: &[(&str, &str, &'static str)]) -> Option<&'static str> {
+    object.get_type().mro().iter().find_map(|class| {
+        let (package, name) = (package_of(&class)?, text(&class, "__name__")?);
+        table.iter().find(|known| (known.0, known.1) == (&*package, &*name)).map(|known| known.2)
+    })
 }
 
 /// Returns the package that a class comes from.

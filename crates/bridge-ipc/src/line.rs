@@ -116,7 +116,9 @@ fn connected(path: &Path) -> Result<UnixStream> {
             Err(errno) => errno,
         };
         let error = match errno {
-            Errno::AGAIN | Errno::INTR => busy("the other process takes no connections"),
+            Errno::AGAIN | Errno::INTR => {
+                busy(&format!("the other process accepted no connection within {PATIENCE:?}"))
+            }
             Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED => {
                 let text = format!(
                     "no process listens at {}: it has ended, or its socket was moved. Start it again, ask for a new ticket, or name the right path",
@@ -128,7 +130,9 @@ fn connected(path: &Path) -> Result<UnixStream> {
             Errno::NAMETOOLONG => {
                 Error::new(ErrorKind::Argument, "the path of the socket is too long: name a shorter one")
             }
-            Errno::INVAL => Error::new(ErrorKind::Argument, "the path of the socket has a byte 0: name another one"),
+            Errno::INVAL => {
+                Error::new(ErrorKind::Argument, "the path of the socket holds a null character: name another one")
+            }
             errno => failed(&format!("cannot connect to the socket {}", path.display()))(errno),
         };
         return Err(error.caused_by(std::io::Error::from(errno)));
@@ -184,7 +188,7 @@ impl<R: Reply + Send + 'static> Line<R> {
     pub(crate) fn connect(path: &Path) -> Result<Self> {
         let socket = connected(path)?;
         let OtherEnd { user, process: other, has_ended, .. } =
-            socket::other_end(&socket).map_err(|error| broken("it hides who it is").caused_by(error))?;
+            socket::other_end(&socket).map_err(|error| broken("its user is not known").caused_by(error))?;
         if has_ended {
             return Err(End::Closed.error());
         }
@@ -275,12 +279,13 @@ impl<R: Reply + Send + 'static> Line<R> {
         hears: impl FnOnce(&R, bool) + Send + 'static,
     ) -> Result<(R, Vec<OwnedFd>)> {
         self.check()?;
+        let started = now();
         let incoming = match is_asking() {
             // The interrupted wait may be for this connection.
             true => self.read.try_lock(),
             false => self.read.wait(until)?,
         };
-        let mut incoming = incoming.ok_or_else(|| busy("the connection waits for an answer to another question"))?;
+        let mut incoming = incoming.ok_or_else(|| busy("the connection is busy with an earlier request"))?;
         let number = self.put(&mut incoming, question, Box::new(hears))?;
         loop {
             let slice = until.min(now() + SLICE);
@@ -288,10 +293,9 @@ impl<R: Reply + Send + 'static> Line<R> {
                 return Ok(answer);
             }
             if now() >= until {
-                return Err(busy(match locked(&self.unsent).bytes.is_empty() {
-                    true => "the other process did not answer in time",
-                    false => "the other process reads nothing",
-                }));
+                let did = if locked(&self.unsent).bytes.is_empty() { "answer" } else { "read the request" };
+                let within = until.saturating_duration_since(started).as_secs_f64();
+                return Err(busy(&format!("the other process did not {did} within {within:.0} s")));
             }
             goes_on()?;
         }

@@ -75,7 +75,7 @@ impl Mapping {
 pub(crate) fn create(nbytes: usize) -> Result<(OwnedFd, Mapping)> {
     // The system does not refuse too much of such memory. It kills processes to get it.
     if available().is_some_and(|free| nbytes as u64 > free) {
-        return Err(failed(&format!("no shared memory for {nbytes} bytes"))(Errno::NOMEM));
+        return Err(failed(&format!("cannot allocate {nbytes} bytes of shared memory"))(Errno::NOMEM));
     }
     // A mapping of 0 bytes does not exist.
     let file = taken(nbytes.max(1) as u64)?;
@@ -86,9 +86,9 @@ pub(crate) fn create(nbytes: usize) -> Result<(OwnedFd, Mapping)> {
 /// Returns a file in memory whose pages are taken.
 fn taken(nbytes: u64) -> Result<OwnedFd> {
     let file = memfd_create(c"truebridge", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
-    let file = file.map_err(failed("no file in memory"))?;
+    let file = file.map_err(failed("cannot create a file in memory"))?;
     let taken = fallocate(&file, FallocateFlags::empty(), 0, nbytes);
-    taken.map_err(failed(&format!("no shared memory for {nbytes} bytes")))?;
+    taken.map_err(failed(&format!("cannot allocate {nbytes} bytes of shared memory")))?;
     Ok(file)
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn seal(file: OwnedFd, writing: Writing) -> Result<OwnedFd> {
         }
         sealed => sealed.map(|()| file),
     };
-    sealed.map_err(failed("shared memory is not sealed"))
+    sealed.map_err(failed("cannot seal shared memory"))
 }
 
 /// Fixes the length of memory, and forbids writes by all but the mappings that it has now: those of this process.
@@ -126,18 +126,18 @@ pub(crate) fn seal(file: OwnedFd, writing: Writing) -> Result<OwnedFd> {
 /// Those of the system: before Linux 5.1 it has no such seal.
 pub(crate) fn seal_for_others(file: &OwnedFd) -> Result<()> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-    fcntl_add_seals(file, seals).map_err(failed("shared memory is not sealed"))
+    fcntl_add_seals(file, seals).map_err(failed("cannot seal shared memory"))
 }
 
 /// Returns a copy that was never mapped.
 fn copied(file: &OwnedFd) -> Result<OwnedFd> {
-    let nbytes = fstat(file).map_err(failed("shared memory cannot be read"))?.st_size as u64;
+    let nbytes = fstat(file).map_err(failed("cannot read shared memory"))?.st_size as u64;
     let copy = taken(nbytes)?;
     let mut from = 0;
     while from < nbytes {
         let rest = usize::try_from(nbytes - from).unwrap_or(usize::MAX);
-        if sendfile(&copy, file, Some(&mut from), rest).map_err(failed("shared memory is not copied"))? == 0 {
-            return Err(failed("shared memory is not copied")(Errno::IO));
+        if sendfile(&copy, file, Some(&mut from), rest).map_err(failed("cannot copy shared memory"))? == 0 {
+            return Err(failed("cannot copy shared memory")(Errno::IO));
         }
     }
     Ok(copy)
@@ -180,7 +180,7 @@ pub(crate) fn check(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<(
 pub(crate) fn check_length(file: &OwnedFd) -> Result<()> {
     match fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::GROW)) {
         true => Ok(()),
-        false => Err(Error::new(ErrorKind::Protocol, "a keeper keeps only memory whose length is sealed")),
+        false => Err(Error::new(ErrorKind::Protocol, "a keeper accepts only memory whose length is sealed")),
     }
 }
 
@@ -209,7 +209,7 @@ fn identity(file: &OwnedFd, nbytes: usize) -> Option<Identity> {
 fn map(file: &impl AsFd, nbytes: usize, access: ProtFlags, kind: MapFlags) -> Result<Mapping> {
     // SAFETY: the kernel chooses an address that is free.
     let mapped = unsafe { mmap(ptr::null_mut(), nbytes.max(1), access, kind, file, 0) };
-    let start = mapped.map_err(failed(&format!("{nbytes} bytes of shared memory are not mapped")))?.expose_provenance();
+    let start = mapped.map_err(failed(&format!("cannot map {nbytes} bytes of shared memory")))?.expose_provenance();
     Ok(Mapping { bytes: start..start + nbytes, identity: None })
 }
 
@@ -221,9 +221,10 @@ pub(crate) fn failed(what: &str) -> impl Fn(Errno) -> Error + '_ {
             Errno::MFILE | Errno::NFILE => (ErrorKind::OutOfMemory, "raise the limit of open files (ulimit -n)"),
             Errno::FBIG => (ErrorKind::OutOfMemory, "raise the limit of file sizes (ulimit -f)"),
             Errno::ACCESS | Errno::PERM => (ErrorKind::Denied, "run both processes as one user"),
-            _ => (ErrorKind::Framework, "see the system's message"),
+            _ => (ErrorKind::Framework, ""),
         };
-        Error::new(kind, format!("{what} ({errno}): {advice}")).caused_by(std::io::Error::from(errno))
+        let colon = if advice.is_empty() { "" } else { ": " };
+        Error::new(kind, format!("{what} ({errno}){colon}{advice}")).caused_by(std::io::Error::from(errno))
     }
 }
 

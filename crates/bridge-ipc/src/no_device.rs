@@ -15,7 +15,7 @@ pub(crate) enum Role {
 }
 
 fn missing<T>() -> Result<T> {
-    let text = "memory of a device is shared by the feature cuda of truebridge-ipc: build with it";
+    let text = "sharing device memory needs the feature cuda of truebridge-ipc: build with it";
     Err(Error::new(ErrorKind::Missing, text))
 }
 

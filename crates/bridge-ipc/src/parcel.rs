@@ -475,7 +475,7 @@ pub(crate) fn described(tensor: &IpcTensor, segment: usize, start: usize) -> Des
 /// Returns how fresh memory of a device leaves the process.
 pub(crate) fn lending_of(arena: &Arena) -> Result<Lending> {
     device::lending(arena.device(), &arena.bytes())?.ok_or_else(|| {
-        let text = "the driver lends no memory to other processes: share a copy on the host";
+        let text = "the driver cannot share this memory with other processes: share a copy on the host";
         Error::new(ErrorKind::Driver, text)
     })
 }

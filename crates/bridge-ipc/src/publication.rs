@@ -142,7 +142,7 @@ impl Desk {
         match self.process == sync::process() {
             true => Ok(()),
             false => {
-                let text = "this process was forked from the one that publishes: publish anew";
+                let text = "this process was forked from the one that publishes: publish again";
                 Err(Error::new(ErrorKind::Gone, text))
             }
         }
@@ -153,7 +153,10 @@ impl Desk {
         let (Some(slot), Some(client), Some(exporter)) =
             (draft.slot.clone(), self.client.upgrade(), self.exporter.upgrade())
         else {
-            return Err(Error::new(ErrorKind::Gone, "the connection to the names is closed: connect and publish anew"));
+            return Err(Error::new(
+                ErrorKind::Gone,
+                "the connection to the names is closed: connect and publish again",
+            ));
         };
         let content = Content { tree: draft.tree.clone(), ..slot.content.clone() };
         let (files, outside) = (slot.files.clone(), Arc::clone(&draft.outside));
@@ -240,7 +243,7 @@ impl Desk {
 }
 
 fn closed() -> Error {
-    Error::new(ErrorKind::Gone, "the publication is closed: publish anew")
+    Error::new(ErrorKind::Gone, "the publication is closed: publish again")
 }
 
 /// A version that devices have yet to finish. When the last of them has, the drop hands it to the thread that announces.
@@ -348,7 +351,7 @@ impl Publication {
         let attending = Arc::clone(&desk);
         let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || attending.attend());
         thread.map_err(|error| {
-            let text = "no thread for the publication: raise the limit of processes (ulimit -u)";
+            let text = "cannot start a thread for the publication: raise the limit of processes (ulimit -u)";
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
         })?;
         Ok(Self { desk })

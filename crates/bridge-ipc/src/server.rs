@@ -115,7 +115,7 @@ impl Serving {
         let server = Server::new(listener, service, users, connections, Arc::clone(&bell));
         let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || server.run());
         let thread = thread.map_err(|error| {
-            let text = "no thread for the socket: raise the limit of processes (ulimit -u)";
+            let text = "cannot start a thread for the socket: raise the limit of processes (ulimit -u)";
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
         })?;
         Ok(Self { bell, thread: Some(thread), process: sync::process() })

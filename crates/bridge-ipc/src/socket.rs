@@ -148,25 +148,25 @@ impl Drop for Unready {
 /// [`ErrorKind::Argument`] for a path that is too long or names another file, [`ErrorKind::Busy`] where another process
 /// listens, [`ErrorKind::Denied`], and errors of the system.
 pub(crate) fn listen(path: &Path, private: bool) -> Result<UnixListener> {
-    let refused =
-        |kind, what: &str| Error::new(kind, format!("no socket at {}: {what}. Name another path", path.display()));
+    let refused = |kind, what: &str| Error::new(kind, format!("cannot make a socket at {}: {what}", path.display()));
     let [first, second, third, fourth, ..] = random()?;
     let number = u32::from_ne_bytes([first, second, third, fourth]);
     let unready = Unready(path.with_file_name(format!("{number:08x}.{UNREADY}")));
     if path.as_os_str().len().max(unready.0.as_os_str().len()) > MAX_PATH {
-        return Err(refused(ErrorKind::Argument, &format!("the path has more than {MAX_PATH} bytes")));
+        return Err(refused(ErrorKind::Argument, &format!("name a path of at most {MAX_PATH} bytes")));
     }
     let system = |error: io::Error| match too_many(&error) {
-        Some(errno) => Err(failed(&format!("no socket at {}", path.display()))(errno)),
+        Some(errno) => Err(failed(&format!("cannot make a socket at {}", path.display()))(errno)),
         None => Ok(error),
     };
     let listener = listening(&unready.0, private).or_else(|error| {
         let error = system(error)?;
-        let (kind, what) = match error.kind() {
-            Io::PermissionDenied => (ErrorKind::Denied, "this user may not make one there"),
-            _ => (ErrorKind::Argument, "the system refuses it"),
+        let (kind, advice) = match error.kind() {
+            Io::PermissionDenied => (ErrorKind::Denied, ": name a folder that this user may write to"),
+            Io::NotFound => (ErrorKind::Argument, ": make its folder first"),
+            _ => (ErrorKind::Argument, ""),
         };
-        Err(refused(kind, what).caused_by(error))
+        Err(refused(kind, &format!("{error}{advice}")).caused_by(error))
     })?;
     let mut named = fs::hard_link(&unready.0, path);
     if named.is_err() {
@@ -177,17 +177,17 @@ pub(crate) fn listen(path: &Path, private: bool) -> Result<UnixListener> {
     if named.as_ref().is_err_and(|error| error.kind() == Io::AlreadyExists)
         && let Err(errno @ (Errno::MFILE | Errno::NFILE)) = connect(path)
     {
-        return Err(failed(&format!("no socket at {}", path.display()))(errno));
+        return Err(failed(&format!("cannot make a socket at {}", path.display()))(errno));
     }
     named.map_err(|error| {
         let (kind, what) = match error.kind() {
             Io::AlreadyExists if path.is_symlink() || path.exists() && !is_socket(path) => {
-                (ErrorKind::Argument, "it is another file")
+                (ErrorKind::Argument, "another file has this path: name another".into())
             }
-            Io::AlreadyExists => (ErrorKind::Busy, "another process listens there"),
-            _ => (ErrorKind::Argument, "the system refuses it"),
+            Io::AlreadyExists => (ErrorKind::Busy, "another process listens there: name another path".into()),
+            _ => (ErrorKind::Argument, error.to_string()),
         };
-        refused(kind, what).caused_by(error)
+        refused(kind, &what).caused_by(error)
     })?;
     Ok(listener)
 }

@@ -26,7 +26,7 @@ pub struct Token([u8; 16]);
 /// Returns random numbers from the system.
 pub(crate) fn random() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
-    let filled = getrandom(&mut bytes, GetRandomFlags::empty()).map_err(failed("no random numbers"))?;
+    let filled = getrandom(&mut bytes, GetRandomFlags::empty()).map_err(failed("cannot read random numbers"))?;
     match filled {
         16 => Ok(bytes),
         _ => Err(Error::new(ErrorKind::Missing, "the system gave too few random numbers: try again")),

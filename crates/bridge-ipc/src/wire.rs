@@ -206,7 +206,7 @@ impl<'de, const N: usize> Deserialize<'de> for Hex<N> {
         let bytes: Option<Vec<u8>> =
             text.as_bytes().chunks(2).map(|pair| (pair.len() == 2).then(|| byte(pair))?).collect();
         let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
-        bytes.map(Self).ok_or_else(|| D::Error::custom(format_args!("these are no {N} bytes as hexadecimal digits")))
+        bytes.map(Self).ok_or_else(|| D::Error::custom(format_args!("expected {N} bytes in hexadecimal")))
     }
 }
 

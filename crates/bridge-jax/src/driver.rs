@@ -35,8 +35,7 @@ mod found {
 
     /// Returns an error: only the driver knows what is at an address.
     pub(crate) fn locate(_: usize) -> Result<Option<(Device, Range<usize>)>> {
-        let text =
-            "this build does not know memory of CUDA devices: enable the feature cuda, or pass an array of the host";
+        let text = "this build does not support CUDA memory: enable the feature cuda, or pass an array of the host";
         Err(Error::new(ErrorKind::Missing, text))
     }
 

@@ -266,7 +266,7 @@ fn stream(frame: &CallFrame) -> Result<Stream, Failure> {
 fn device_of(address: usize) -> Result<Device, Failure> {
     match locate(address)? {
         Some((device, _)) => Ok(Device::cuda(device.index)),
-        None => Err(Failure(Code::Internal, format!("the driver knows no memory at {address:#x}: please report this"))),
+        None => Err(Failure(Code::Internal, format!("the driver has no memory at {address:#x}: please report this"))),
     }
 }
 

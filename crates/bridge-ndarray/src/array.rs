@@ -304,7 +304,7 @@ impl HostArray {
         if T::DTYPE == self.dtype {
             return Ok(());
         }
-        let text = format!("the elements are {}, not {}: ask for those", self.dtype, T::DTYPE);
+        let text = format!("the elements are {}, not {}: request those", self.dtype, T::DTYPE);
         Err(Error::new(ErrorKind::Dtype, text))
     }
 }

@@ -160,7 +160,7 @@ fn elements_of_another_type_or_at_one_address_are_refused() {
     let refused = host.to_array::<f64>().unwrap_err();
     assert_eq!(
         (refused.kind(), refused.to_string().as_str()),
-        (ErrorKind::Dtype, "the elements are float32, not float64: ask for those")
+        (ErrorKind::Dtype, "the elements are float32, not float64: request those")
     );
     // SAFETY: no other view lives.
     assert_eq!(unsafe { host.view_mut::<i32>() }.map(drop).unwrap_err().kind(), ErrorKind::Dtype);

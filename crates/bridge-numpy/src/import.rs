@@ -125,7 +125,7 @@ pub(crate) fn empty<'py>(
     order: Order,
 ) -> Result<PyTensor<'py>> {
     if device != Device::CPU {
-        return Err(Error::new(ErrorKind::CopyNeeded, format!("numpy allocates no memory on {device}")));
+        return Err(Error::new(ErrorKind::CopyNeeded, format!("numpy cannot allocate on {device}")));
     }
     let nbytes = Layout::new(dtype, shape, None, 0)?.nbytes();
     let dtype = runtime.dtypes.write(py, dtype)?;

@@ -49,7 +49,8 @@ pub unsafe fn load(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     let missing = |why: String| {
         let text = format!(
-            "ONNX Runtime is not there ({why}): set ORT_DYLIB_PATH to the path of libonnxruntime 1.22 or later, or call bridge_ort::load"
+            "cannot load ONNX Runtime from {} ({why}): set ORT_DYLIB_PATH to libonnxruntime 1.22 or later, or call bridge_ort::load",
+            path.display()
         );
         Error::new(ErrorKind::Missing, text)
     };
@@ -62,7 +63,7 @@ pub unsafe fn load(path: impl AsRef<Path>) -> Result<()> {
     // SAFETY: as above; the base is a constant of the library, and both functions are there in every version.
     let serves = unsafe { base().as_ref().is_some_and(|base| !(base.GetApi)(ORT_API_VERSION).is_null()) };
     if !serves {
-        return Err(missing(format!("{} is too old", path.display())));
+        return Err(missing("it is too old".into()));
     }
     ort::init_from(path).map(drop).map_err(|error| missing(error.to_string()).caused_by(error))?;
     *loaded = true;

@@ -43,6 +43,11 @@ pub fn brief_str(object: &Bound<'_, PyAny>) -> String {
     object.str().map_or_else(|_| type_name(object), |text| brief(&text.to_string_lossy()))
 }
 
+/// Returns the text that Python's `repr` makes of an object, as [`brief_str`] that of `str`.
+pub fn brief_repr(object: &Bound<'_, PyAny>) -> String {
+    object.repr().map_or_else(|_| type_name(object), |text| brief(&text.to_string_lossy()))
+}
+
 /// Returns the name of an object's type, with its module, as [`brief`] cuts it.
 pub fn type_name(object: &Bound<'_, PyAny>) -> String {
     let name = object.get_type().fully_qualified_name();

@@ -22,8 +22,8 @@ pub use bridge_interpreter::{Guarded, drop_deferred};
 pub use capsule::{capsule, legacy_capsule, take_capsule};
 pub use dtypes::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES};
 pub use errors::{
-    brief, brief_str, exception, framework_error, installed, is_interrupt, is_ordinary, is_out_of_memory, not_a_tensor,
-    probe, type_name,
+    brief, brief_repr, brief_str, exception, framework_error, installed, is_interrupt, is_ordinary, is_out_of_memory,
+    not_a_tensor, probe, type_name,
 };
 pub use exchange::exchange_table;
 pub use gil::{drop_guarded, drop_with_gil, refuse_subinterpreters, take_raised, watch_for_exit, with_gil};

@@ -3,13 +3,14 @@
 use crate::errors::into_python;
 use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, seen};
 use crate::ordering::ordering;
-use crate::pairs::{self, Pairs};
+use crate::pairs::{self, Pairs, of_target};
 use crate::{cross, options, trace};
 use bridge_core::{DType, Error, ErrorKind, Failed, Lent, Misfit, Pair, Prepared, Result};
 use bridge_ipc::Leases;
 use bridge_pyo3::{Mark, PyTensor, together};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use std::collections::HashSet;
 
 /// What counts writes, one list for each framework.
@@ -258,7 +259,7 @@ fn pairs<'a, 'py>(
 fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridge_core::Error {
     match Pairs::of(src, out) {
         Ok(Some(pairs)) => pairs.error(misfit),
-        _ => misfit.error,
+        _ => of_target(out, misfit.error),
     }
 }
 
@@ -271,7 +272,7 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 ///     first.
 /// out : tensor or container of tensors
 ///     As for ``copy``.
-/// dtype : str, optional
+/// dtype : str or dtype, optional
 ///     As for ``copy``. Each call casts.
 /// check : bool, optional
 ///     Whether each call looks at every tensor. With ``False`` it looks at the storages of PyTorch's tensors alone, once
@@ -314,14 +315,19 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// >>> update()["bias"]
 /// tensor([1., 1.])
 #[pyfunction]
-#[pyo3(signature = (src, *, out, dtype = None, check = true))]
+#[pyo3(
+    signature = (src, *others, out = None, dtype = None, check = true),
+    text_signature = "(src, *, out, dtype=None, check=True)"
+)]
 pub(crate) fn copier(
     src: &PyTensor<'_>,
-    out: &PyTensor<'_>,
+    others: &Bound<'_, PyTuple>,
+    out: Option<&PyTensor<'_>>,
     dtype: Option<&PyTensor<'_>>,
     #[pyo3(from_py_with = options::check)] check: bool,
 ) -> PyResult<Copier> {
     let py = src.py();
+    let out = options::target("copier", others, out)?;
     let prepare = || {
         let dtype = dtype.map(options::dtype).transpose()?;
         let leaves = match Pairs::of(src, out)? {

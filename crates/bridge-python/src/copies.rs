@@ -1,11 +1,12 @@
 //! `truebridge.copy`.
 
 use crate::errors::into_python;
-use crate::pairs::{Pairs, sides};
+use crate::pairs::{Pairs, of_target, sides};
 use crate::{cross, options, progress, trace};
 use bridge_core::Pair;
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 /// Copy the elements of one tensor into another that exists, or of many into many, and return that.
 ///
@@ -18,9 +19,9 @@ use pyo3::prelude::*;
 ///     A tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``, or ``dtype``,
 ///     on any device. Or a container of these with the structure of ``src``: the same keys, names and lengths. A list
 ///     and a tuple go together; objects that are not tensors, and hold none, are left as they are.
-/// dtype : str, optional
+/// dtype : str or dtype, optional
 ///     The dtype to which elements are cast on their way: ``"float16"``, ``"bfloat16"``, ``"float32"``, ``"float64"``,
-///     ``"float8_e4m3fn"`` or ``"float8_e5m2"``. A target of this dtype takes sources of all six. Where the two sides
+///     ``"float8_e4m3fn"`` or ``"float8_e5m2"``, or a framework's object such as ``torch.bfloat16``. A target of this dtype takes sources of all six. Where the two sides
 ///     have one dtype, whichever it is, elements are copied as they are, such as integers among the weights of a model.
 /// progress : bool or function, optional
 ///     Whether to show how far a move between the host and a device is, as for ``to_torch``.
@@ -71,14 +72,19 @@ use pyo3::prelude::*;
 /// >>> tb.copy(batch[0], out=torch.zeros(3, dtype=torch.bfloat16), dtype="bfloat16")
 /// tensor([1., 1., 1.], dtype=torch.bfloat16)
 #[pyfunction]
-#[pyo3(signature = (src, *, out, dtype=None, progress=None))]
+#[pyo3(
+    signature = (src, *others, out=None, dtype=None, progress=None),
+    text_signature = "(src, *, out, dtype=None, progress=None)"
+)]
 pub(crate) fn copy<'py>(
     src: &PyTensor<'py>,
-    out: &PyTensor<'py>,
+    others: &Bound<'py, PyTuple>,
+    out: Option<&PyTensor<'py>>,
     dtype: Option<&PyTensor<'py>>,
     progress: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
     let py = src.py();
+    let out = options::target("copy", others, out)?;
     let fill = |call: Option<&trace::Call>| {
         let dtype = dtype.map(options::dtype).transpose()?;
         if let Some(pairs) = Pairs::of(src, out)? {
@@ -87,10 +93,10 @@ pub(crate) fn copy<'py>(
         }
         let (from, to) = sides(src, out)?;
         if dtype.is_none() {
-            return cross::copy_into(call, &*from, &*to, src, out);
+            return cross::copy_into(call, &*from, &*to, src, out).map_err(|error| of_target(out, error));
         }
         let pair = Pair::new(&*from, src, &*to, out).with_dtype(dtype);
-        cross::copy_all(call, &[pair], None).map_err(|misfit| misfit.error)
+        cross::copy_all(call, &[pair], None).map_err(|misfit| of_target(out, misfit.error))
     };
     progress::shown(py, progress, || {
         trace::call("copy", "", fill).map(|()| out.clone()).map_err(|error| into_python(py, error))

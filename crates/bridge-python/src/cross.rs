@@ -8,13 +8,13 @@ mod seen;
 
 use crate::debug::Owned;
 use crate::errors::into_python;
-use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, source};
+use crate::frameworks::{AnyAdapter, Framework, not_a_capsule};
 use crate::immutable::Exposed;
 use crate::options::Keywords;
 use crate::ordering::ordering;
 use crate::progress;
 use crate::trace::{self, Call, Outcome};
-use crate::trees::{Leaf, Tree};
+use crate::trees::{self, Leaf, Tree};
 use bridge_core::{
     Adapter, Device, DeviceKind, Error, Failed, Lent, Misfit, Options, Pair, Prepared, Result, Transfer, copied_into_by,
 };
@@ -55,7 +55,7 @@ fn cross<'py>(
         let options = options.with_watch(exposed.is_some());
         match Tree::of(x)? {
             None => {
-                let from = source(x)?;
+                let from = trees::source_of(x)?;
                 let x = keywords.detached(x)?;
                 let (crossed, done) = match is_through_host {
                     true => through_host(call, &from, &to, &x, &options)?,

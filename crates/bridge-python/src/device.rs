@@ -2,7 +2,7 @@
 
 use crate::errors::{argument, text};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result};
-use bridge_pyo3::{PyTensor, framework_error, probe, type_name};
+use bridge_pyo3::{PyTensor, brief, framework_error, probe, type_name};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -48,14 +48,14 @@ pub(crate) fn device(object: &PyTensor<'_>) -> Result<Device> {
         }
         Ok(None)
     };
-    let unknown = || {
+    let other = || {
         let kind = type_name(object);
         argument(format!(
             "{kind} is not a device: pass \"cpu\", \"cuda\", \"cuda:0\", a torch.device, a cupy.cuda.Device or a jax.Device"
         ))
     };
     match read() {
-        Ok(found) => found.unwrap_or_else(|| Err(unknown())),
+        Ok(found) => found.unwrap_or_else(|| Err(other())),
         Err(error) => Err(framework_error(py, "the device", error)),
     }
 }
@@ -75,8 +75,20 @@ fn of_platform(platform: &str, id: Option<i32>) -> Option<Device> {
     }
 }
 
+/// Returns the error for a name that is not a device, with the name that another library's name such as `/GPU:0` means.
+#[cold]
+fn unknown(name: &str) -> Error {
+    let meant = name.to_lowercase();
+    let meant = meant.rsplit('/').next().unwrap_or_default().trim_start_matches("device:").replacen("gpu", "cuda", 1);
+    let advice = match meant.parse::<Device>() {
+        Ok(_) => format!("pass \"{meant}\""),
+        Err(_) => "pass \"cpu\", \"cuda\" or \"cuda:0\" (others are not supported)".into(),
+    };
+    argument(format!("{:?} is not a device: {advice}", brief(name)))
+}
+
 fn named(name: &str, index: Option<i32>) -> Result<Device> {
-    let parse = |name: &str| name.parse::<Device>().map_err(argument);
+    let parse = |name: &str| name.parse::<Device>().map_err(|_| unknown(name));
     match index {
         Some(index) => parse(&format!("{name}:{index}")),
         // Without a number the current device is meant. Without CUDA device 0 does as well.

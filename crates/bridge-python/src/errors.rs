@@ -54,7 +54,7 @@ pub(crate) fn argument(error: impl std::fmt::Display) -> Error {
 /// [`ErrorKind::Argument`] for anything but a `str`, and for one with half of a surrogate pair.
 pub(crate) fn text(object: &Bound<'_, PyAny>, what: &str) -> Result<String> {
     let text =
-        object.cast::<PyString>().map_err(|_| argument(format!("{what} is a str, not {}", type_name(object))))?;
+        object.cast::<PyString>().map_err(|_| argument(format!("{what} must be a str, not {}", type_name(object))))?;
     match text.to_str() {
         Ok(text) => Ok(text.into()),
         Err(error) if error.is_instance_of::<PyUnicodeError>(object.py()) => {

@@ -3,18 +3,34 @@
 use crate::errors::{argument, into_python, text};
 use bridge_core::Result;
 use bridge_frameworks::Source;
-pub(crate) use bridge_frameworks::{AnyAdapter, Framework, adapter_of, seen, source_of as source};
-use bridge_pyo3::{PyTensor, brief};
+pub(crate) use bridge_frameworks::{
+    AnyAdapter, Framework, adapter_of, advice, advice_for_target, seen, source_of as source,
+};
+use bridge_pyo3::{PyTensor, brief, framework_error, type_name};
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyCapsule, PyDict};
+use pyo3::types::{IntoPyDict, PyCapsule, PyDict, PyString};
 
-/// Returns the framework that users call `target`, a `str`.
+/// Returns the framework that users call `target`: its name, or its module.
 pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
-    let name = text(target, "the name of a target")?;
+    let name = match target.cast::<PyModule>() {
+        Ok(module) => of_module(module)?,
+        Err(_) if target.is_instance_of::<PyString>() => text(target, "the target")?,
+        Err(_) => {
+            let kind = type_name(target);
+            let advice = "pass the tensor first, and then a name such as \"torch\"";
+            return Err(argument(format!("the target is a {kind}, not the name of a framework: {advice}")));
+        }
+    };
     Framework::named(&name).ok_or_else(|| {
         let names: Vec<_> = Framework::ALL.iter().map(|known| known.name()).collect();
         argument(format!("{:?} is not a target: choose one of {}", brief(&name), names.join(", ")))
     })
+}
+
+/// Returns the package of a module: `jax` for `jax.numpy`.
+fn of_module(module: &Bound<'_, PyModule>) -> Result<String> {
+    let name = module.name().map_err(|error| framework_error(module.py(), "Python", error))?;
+    Ok(name.to_string_lossy().split('.').next().unwrap_or_default().into())
 }
 
 /// Returns the frameworks, in an order in which all can be imported: by its name, the variable that names the folder of
@@ -25,6 +41,12 @@ pub(crate) fn every(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         Source::Folder(variable) => Some(variable),
     };
     Framework::ALL.iter().map(|known| (known.name(), variable(known))).into_py_dict(py)
+}
+
+/// Returns the names of the frameworks by the other names that people use.
+pub(crate) fn aliases(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let names = |known: &'static Framework| known.aliases().iter().map(|alias| (*alias, known.name()));
+    Framework::ALL.iter().flat_map(names).into_py_dict(py)
 }
 
 /// Refuses a capsule, which can be read once only.

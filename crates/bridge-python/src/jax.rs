@@ -61,7 +61,7 @@ impl Feed {
     }
 
     fn __reduce__(&self) -> PyResult<()> {
-        Err(PyTypeError::new_err("what is fed cannot leave the process: feed the tensor there"))
+        Err(PyTypeError::new_err("a Feed is valid in its process only: call feed in the other process"))
     }
 
     fn __repr__(&self) -> String {

@@ -46,6 +46,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("borrow", borrow::capsule(module.py())?)?;
     module.add("KEYWORDS", include_str!("docs/keywords.txt"))?;
     module.add("FRAMEWORKS", frameworks::every(module.py())?)?;
+    module.add("ALIASES", frameworks::aliases(module.py())?)?;
     module.add_class::<plan::Plan>()?;
     convert::enter(module)?;
     plan::enter(module)?;

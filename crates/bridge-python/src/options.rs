@@ -4,9 +4,10 @@ use crate::device;
 use crate::errors::{argument, into_python, text};
 use bridge_core::{Cast, DType, MAX_NDIM, Options, Order, Permutation, Result};
 use bridge_pyo3::{PyTensor, brief, brief_str, framework_error, probe, type_name};
+use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFrozenSet, PySet, PyString};
+use pyo3::types::{PyDict, PyFrozenSet, PySet, PyString, PyTuple};
 
 /// The keywords that every conversion takes, as Python passes them.
 #[derive(Clone, Copy, Default)]
@@ -67,23 +68,42 @@ impl<'py> Keywords<'_, 'py> {
             _ if name != "host" => {
                 Err(argument(format!("{:?} is not a value of via: pass \"host\", or leave it out", brief(&name))))
             }
-            Some(false) => Err(argument("the way through the host copies: leave copy=False or via=\"host\" out")),
+            Some(false) => Err(argument("via=\"host\" always copies: remove copy=False")),
             _ => Ok(true),
         }
     }
 }
 
-/// Reads the keyword `dtype`: one that elements are cast to.
+/// Reads the keyword `dtype`: one that elements are cast to, as its name or as a framework's object.
 ///
 /// # Errors
 ///
-/// [`Argument`](bridge_core::ErrorKind::Argument) for another one, and for what is not the name of a dtype.
+/// [`Argument`](bridge_core::ErrorKind::Argument) for another one, and for what is not a dtype.
 pub(crate) fn dtype(value: &PyTensor<'_>) -> Result<DType> {
-    let name = text(value, "dtype")?;
+    let name = name_of_dtype(value)?;
     name.parse().ok().filter(|dtype| Cast::DTYPES.contains(dtype)).ok_or_else(|| {
         let names = Cast::DTYPES.map(|dtype| format!("\"{dtype}\"")).join(", ");
-        argument(format!("{:?} is not a dtype that elements are cast to: pass one of {names}", brief(&name)))
+        argument(format!("cannot cast to dtype {}: pass one of {names}", brief(&name)))
     })
+}
+
+/// Returns the name of a dtype: a `str`, a dtype of NumPy or TensorFlow (`name`), one of `jax.numpy` (`dtype.name`), a
+/// class of scalars (`__name__`), or one of PyTorch, whose text is `torch.float32`.
+fn name_of_dtype(value: &PyTensor<'_>) -> Result<String> {
+    if value.is_instance_of::<PyString>() {
+        return text(value, "dtype");
+    }
+    let py = value.py();
+    let read = || -> PyResult<String> {
+        for path in [&["name"][..], &["dtype", "name"], &["__name__"]] {
+            let found = path.iter().try_fold(value.clone(), |object, name| object.getattr(*name));
+            if let Some(name) = probe(py, found.and_then(|name| name.extract::<String>()))? {
+                return Ok(name);
+            }
+        }
+        Ok(value.str()?.to_string_lossy().trim_start_matches("torch.").into())
+    };
+    read().map_err(|error| framework_error(py, "the dtype", error))
 }
 
 /// Reads the keyword `copy`.
@@ -133,9 +153,46 @@ fn permutation(object: &PyTensor<'_>) -> Result<Permutation> {
     let axes = axes.map_err(|error| framework_error(object.py(), "permute", error))?;
     let axes = axes.ok_or_else(|| {
         let kind = type_name(object);
-        argument(format!("permute is a tuple of axes such as (0, 2, 3, 1), and this is {kind}: pass integers"))
+        argument(format!("permute must be a sequence of axes such as (0, 2, 3, 1), not {kind}: pass integers"))
     })?;
     Permutation::new(&axes)
+}
+
+/// Keywords of other libraries, and what to do instead.
+const OTHERS: [(&str, &str); 5] = [
+    ("dtype", "a conversion keeps the dtype, cast before or after it, or use copy(x, out=..., dtype=...)"),
+    ("readonly", "did you mean read_only?"),
+    ("writable", "did you mean read_only?"),
+    ("zero_copy", "did you mean copy=False?"),
+    ("stream", "the current streams of both frameworks are ordered"),
+];
+
+/// Refuses keywords that a function does not have, as Python does, with advice.
+///
+/// # Errors
+///
+/// `TypeError`.
+pub(crate) fn only_known(function: &str, unknown: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+    let Some(name) = unknown.and_then(|unknown| unknown.keys().get_item(0).ok()) else { return Ok(()) };
+    let name = brief_str(&name);
+    let advice = OTHERS.iter().find(|(other, _)| *other == name).map_or(String::new(), |(_, text)| format!(": {text}"));
+    Err(PyTypeError::new_err(format!("{function}() got an unexpected keyword argument '{name}'{advice}")))
+}
+
+/// Returns the target of a copy, which is a keyword: libraries differ in which of the two comes first.
+///
+/// # Errors
+///
+/// `TypeError` without it, and for a second argument by position.
+pub(crate) fn target<'a, 'py>(
+    function: &str,
+    others: &Bound<'py, PyTuple>,
+    out: Option<&'a PyTensor<'py>>,
+) -> PyResult<&'a PyTensor<'py>> {
+    let out = out.filter(|_| others.is_empty());
+    out.ok_or_else(|| {
+        PyTypeError::new_err(format!("{function}() takes the target by keyword: {function}(src, out=target)"))
+    })
 }
 
 /// Defines functions of Python that take the keywords of conversions after tensors or names of their own.
@@ -148,13 +205,32 @@ macro_rules! takes_keywords {
             Ok(())
         }
 
-        $(
+        $($crate::options::takes_keywords! {
+            @shown ($($argument),+) $(#[$about])* fn $name($($argument),+; $keywords) $body
+        })+
+    };
+    (@shown (x) $($function:tt)+) => {
+        $crate::options::takes_keywords! {
+            @one "(x, *, copy=None, device=None, order=None, permute=None, detach=False, via=None, read_only=False, progress=None)"
+            $($function)+
+        }
+    };
+    (@shown (x, target) $($function:tt)+) => {
+        $crate::options::takes_keywords! {
+            @one "(x, target, *, copy=None, device=None, order=None, permute=None, detach=False, via=None, read_only=False, progress=None)"
+            $($function)+
+        }
+    };
+    (@one $shown:literal $(#[$about:meta])* fn $name:ident($($argument:ident),+; $keywords:ident) $body:block) => {
         $(#[$about])*
         #[pyo3::pyfunction]
-        #[pyo3(signature = (
-            $($argument,)+ *, copy=None, device=None, order=None, permute=None, detach=false, via=None,
-            read_only=false, progress=None
-        ))]
+        #[pyo3(
+            signature = (
+                $($argument,)+ *, copy=None, device=None, order=None, permute=None, detach=false, via=None,
+                read_only=false, progress=None, **unknown
+            ),
+            text_signature = $shown
+        )]
         #[allow(clippy::too_many_arguments, reason = "the keywords of conversions")]
         pub(crate) fn $name<'py>(
             $($argument: &bridge_pyo3::PyTensor<'py>,)+
@@ -166,11 +242,12 @@ macro_rules! takes_keywords {
             via: Option<&bridge_pyo3::PyTensor<'py>>,
             #[pyo3(from_py_with = $crate::options::read_only)] read_only: bool,
             progress: Option<&bridge_pyo3::PyTensor<'py>>,
+            unknown: Option<&pyo3::Bound<'py, pyo3::types::PyDict>>,
         ) -> pyo3::PyResult<bridge_pyo3::PyTensor<'py>> {
+            $crate::options::only_known(stringify!($name), unknown)?;
             let $keywords = $crate::options::Keywords { copy, device, order, permute, detach, via, read_only, progress };
             $body
         }
-        )+
     };
 }
 pub(crate) use takes_keywords;

@@ -2,7 +2,7 @@
 
 use crate::containers::{Kind, Step, is_plain, raised};
 use crate::errors::argument;
-use crate::frameworks::{AnyAdapter, adapter_of, not_a_capsule, seen, source};
+use crate::frameworks::{AnyAdapter, adapter_of, advice_for_target, not_a_capsule, seen, source};
 use crate::holders::{all_of, holds_none};
 use crate::progress;
 use crate::trees::{DEEPEST, Tree};
@@ -62,12 +62,28 @@ pub(crate) fn sides<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> Result<(An
     not_a_capsule(out).map_err(|error| error.at("the target"))?;
     let to = source(out).map_err(|error| match error.kind() {
         ErrorKind::NotATensor => {
-            let text = "is not a tensor: pass a tensor that may be written, or a slice of one";
-            Error::new(ErrorKind::NotATensor, format!("the target is a {}, which {text}", type_name(out)))
+            not_a_target(out, advice_for_target(out).unwrap_or("pass a writable tensor, or a slice of one"))
         }
         _ => error,
     })?;
     Ok((beside(src)?, to))
+}
+
+fn not_a_target(out: &PyTensor<'_>, advice: &str) -> Error {
+    let text = format!("the target is a {}, which is not a tensor: {advice}", type_name(out));
+    Error::new(ErrorKind::NotATensor, text)
+}
+
+/// Returns the error of a copy, with what to call instead where the target is never written to in place.
+#[cold]
+pub(crate) fn of_target(out: &PyTensor<'_>, error: Error) -> Error {
+    match advice_for_target(out).filter(|_| error.kind() == ErrorKind::ReadOnly) {
+        Some(advice) => {
+            let text = format!("a {} is not written to in place: {advice}", type_name(out));
+            Error::new(ErrorKind::ReadOnly, text)
+        }
+        None => error,
+    }
 }
 
 /// Returns the adapter of a source whose target is a tensor.
@@ -122,6 +138,10 @@ impl<'py> Pairs<'py> {
 
     /// Returns the error with the path to the pair that it is about.
     pub(crate) fn error(&self, Misfit { index, beside, error, .. }: Misfit) -> Error {
+        let error = match self.leaves.get(index) {
+            Some(leaf) => of_target(&leaf.out, error),
+            None => error,
+        };
         let path = |index: usize| self.path(self.leaves.get(index).and_then(|leaf| leaf.place));
         match beside {
             Some(other) => error.at(&format!("{} and {}", path(index), path(other))),
@@ -153,7 +173,10 @@ impl<'py> Pairs<'py> {
         let Some(to) = to else {
             self.others = true;
             let none = || no_tensor_beside(src, out).and_then(|()| none_in(out)).and_then(|()| none_in(src));
-            return none().map_err(lost);
+            return none().map_err(|error| {
+                let advice = advice_for_target(out).filter(|_| !is_plain(out));
+                lost(advice.map_or(error, |advice| not_a_target(out, advice)))
+            });
         };
         if let AnyAdapter::Foreign(_) = to {
             not_a_capsule(out).map_err(|error| lost(error.at("the target")))?;

@@ -2,13 +2,14 @@
 
 use crate::cross;
 use crate::errors::into_python;
-use crate::frameworks::{self, AnyAdapter, not_a_capsule, source};
+use crate::frameworks::{self, AnyAdapter, not_a_capsule};
 use crate::html::as_html;
 use crate::options::takes_keywords;
 use crate::ordering::ordering;
-use crate::trees::Tree;
+use crate::trees::{self, Tree};
 use bridge_core::{CopiedBy, Device, Failed};
 use bridge_pyo3::{PyTensor, framework_error};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 /// How a conversion would be done. ``plan`` returns it.
@@ -27,7 +28,8 @@ use pyo3::prelude::*;
 /// device : str
 ///     The device of the result: that of the tensor, unless it would be moved.
 ///
-/// A value: equal plans say the same, and plans can be copied and pickled.
+/// A value: equal plans say the same, and plans can be copied and pickled. It is neither true nor false (``bool`` raises
+/// ``TypeError``): read ``zero_copy``.
 #[pyclass(frozen, eq, hash, get_all, module = "truebridge")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Plan {
@@ -70,6 +72,11 @@ impl Plan {
     #[getter]
     fn zero_copy(&self) -> bool {
         self.reason.is_none()
+    }
+
+    /// Refuses: a copy is a plan as well.
+    fn __bool__(&self) -> PyResult<bool> {
+        Err(PyTypeError::new_err("a plan is neither true nor false: read plan.zero_copy"))
     }
 
     fn __repr__(&self) -> String {
@@ -147,7 +154,7 @@ takes_keywords! {
                 value(Plan::of(plan, nbytes, device, copied_by))
             };
             match Tree::of(x)? {
-                None => plan_of(&source(x)?, x),
+                None => plan_of(&trees::source_of(x)?, x),
                 Some(tree) => tree.map(x, |leaves| {
                     let plans = leaves.iter().enumerate();
                     let plans = plans.map(|(index, (from, x))| plan_of(from, x).map_err(|error| Failed::new(index, error)));

@@ -7,7 +7,7 @@ use crate::options::Keywords;
 use crate::{cross, options, trace};
 use bridge_core::{Adapter, DType, Error, ErrorKind, Failed, Options, Result};
 use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Road, Settings, Spec, Writing, process};
-use bridge_pyo3::{PyTensor, brief_str, framework_error, with_gil};
+use bridge_pyo3::{PyTensor, brief, brief_repr, brief_str, framework_error, with_gil};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use std::fmt::Display;
@@ -106,10 +106,22 @@ fn read(ticket: &Bound<'_, PyAny>) -> Result<bridge_ipc::Ticket> {
         Ok(bytes) => {
             let no_text =
                 |_| argument("this is not a ticket (it is not UTF-8): pass the text that share returned, whole");
-            std::str::from_utf8(bytes).map_err(no_text)?.parse()
+            parsed(std::str::from_utf8(bytes).map_err(no_text)?)
         }
-        Err(_) => text(ticket, "a ticket, which share returns,")?.parse(),
+        Err(_) if ticket.hasattr("__fspath__").unwrap_or(false) => Err(of_file(&brief_str(ticket))),
+        Err(_) => parsed(&text(ticket, "a ticket, which share returns,")?),
     }
+}
+
+fn parsed(text: &str) -> Result<bridge_ipc::Ticket> {
+    if [".npy", ".npz", ".safetensors"].iter().any(|suffix| text.ends_with(suffix)) {
+        return Err(of_file(&brief(text)));
+    }
+    text.parse()
+}
+
+fn of_file(path: &str) -> Error {
+    argument(format!("{path:?} is the path of a file, not a ticket: call truebridge.load(path, target)"))
 }
 
 /// The names of `Writing`.
@@ -123,8 +135,9 @@ fn writing(name: &Bound<'_, PyAny>) -> Result<Writing> {
 }
 
 pub(crate) fn seconds(time: &Bound<'_, PyAny>) -> Result<Duration> {
-    let seconds = time.extract::<f64>().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
-    seconds.ok_or_else(|| argument(format!("{} is not a number of seconds: pass one from 0 to 1e19", brief_str(time))))
+    let wrong = |what: &str| argument(format!("{what}, not {}", brief_repr(time)));
+    let number = time.extract::<f64>().map_err(|_| wrong("seconds must be a number"))?;
+    Duration::try_from_secs_f64(number).map_err(|_| wrong("seconds must be ≥ 0 and below 1e19"))
 }
 
 /// Reads a whole number of at least `least`, which `what` names in the error.
@@ -135,13 +148,14 @@ where
     let found = object.extract::<T>().ok().filter(|number| *number >= least);
     let wrong = || {
         let bits = 8 * size_of::<T>();
-        argument(format!("{what} is a whole number from {least} to 2^{bits} - 1, not {}", brief_str(object)))
+        argument(format!("{what} must be a whole number from {least} to 2^{bits} - 1, not {}", brief_repr(object)))
     };
     found.ok_or_else(wrong)
 }
 
 pub(crate) fn path(object: &Bound<'_, PyAny>) -> Result<PathBuf> {
-    object.extract().map_err(|_| argument(format!("a path is a str or an os.PathLike, not {}", brief_str(object))))
+    let wrong = |_| argument(format!("the path must be a str or an os.PathLike, not {}", brief_repr(object)));
+    object.extract().map_err(wrong)
 }
 
 /// Returns the error of a tensor with the path to it in the tree that the text describes.
@@ -298,7 +312,7 @@ pub(crate) fn ipc_revoke(ticket: &Bound<'_, PyAny>, told: bool) -> PyResult<()> 
     let py = ticket.py();
     let revoke = || {
         let ticket = read(ticket)?;
-        let none = || argument("this process shares nothing: pass the ticket where it was made");
+        let none = || argument("this process has shared nothing: pass the ticket to the process that made it");
         let exporter = process::exporter_of(&ticket).ok_or_else(none)?;
         py.detach(|| if told { exporter.revoke(&ticket) } else { exporter.end(&ticket) })
     };
@@ -325,7 +339,7 @@ pub(crate) fn ipc_configure(
             .with_shares(limit(shares, "shares", usual.shares)?)
             .with_leases(limit(leases, "leases", usual.leases)?)
             .with_bytes(limit(nbytes, "nbytes", usual.bytes)?);
-        let several = || argument(format!("users are several numbers, not {}", brief_str(users)));
+        let several = || argument(format!("users must be several numbers, not {}", brief_repr(users)));
         let users = users.try_iter().map_err(|_| several())?;
         let users = users.map(|user| number::<u32>(&user.map_err(|_| several())?, "a user", 0));
         let users = users.collect::<Result<Vec<_>>>()?;

@@ -2,12 +2,12 @@
 
 use crate::containers::{Kind, Step, is_plain, raised};
 use crate::errors::argument;
-use crate::frameworks::{AnyAdapter, adapter_of, seen};
+use crate::frameworks::{AnyAdapter, adapter_of, seen, source};
 use crate::holders::{all_of, holds_none};
 use bridge_core::{Error, Failed, Result};
 use bridge_pyo3::PyTensor;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// The most containers one inside another. Each level takes some of the C stack.
@@ -92,6 +92,31 @@ impl<'py> Lost<'py> {
         let steps: String = self.steps.iter().rev().map(Step::to_string).collect();
         self.error.at(&format!("tree{steps}"))
     }
+}
+
+/// Returns the adapter of an object that is not a tree.
+///
+/// # Errors
+///
+/// [`NotATensor`](bridge_core::ErrorKind::NotATensor): for a container, about the first object in it that is neither a
+/// number nor a text, if there is one; those of the adapter.
+pub(crate) fn source_of<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
+    source(object).map_err(|error| stranger(object, &mut HashSet::new()).map_or(error, Lost::into_error))
+}
+
+#[cold]
+fn stranger<'py>(object: &PyTensor<'py>, met: &mut HashSet<usize>) -> Option<Lost<'py>> {
+    let contents = Kind::of(object).ok()??.contents(object).ok()?;
+    if !met.insert(object.as_ptr().addr()) {
+        return None;
+    }
+    contents.into_iter().filter(|(_, value)| !is_plain(value)).find_map(|(step, value)| {
+        let lost = match Kind::of(&value).ok()? {
+            Some(_) => stranger(&value, met),
+            None => source(&value).err().map(Lost::from),
+        };
+        lost.map(|lost| lost.in_container(step))
+    })
 }
 
 impl<'py> Tree<'py> {

@@ -49,7 +49,7 @@ DRAWS["tf.nn.dropout, by XLA"] = tf.function(DRAWS["tf.nn.dropout"], jit_compile
 #: Functions that compute the same when they run again. The variable of the last one counts in floats.
 average = tf.Variable(0.0, trainable=False)
 SAME: dict[str, Callable[[Any], Any]] = {
-    "no random numbers": tf.sin,
+    "cannot read random numbers": tf.sin,
     "from a seed": lambda x: tf.nn.experimental.stateless_dropout(x, RATE, seed=[3, 4]),
     "from a seed, compiled": tf.function(lambda x: tf.nn.experimental.stateless_dropout(x, RATE, seed=[3, 4])),
     "a moving average beside a seed": lambda x: (

@@ -531,5 +531,5 @@ def test_the_same_elements_with_another_deferred_operation_are_another_copy() ->
     update = tb.copier([source] * 10, out=[torch.zeros_like(source) for _ in range(10)])
     update()
     source.data = source.data.conj()
-    with pytest.raises(tb.BridgeError, match="prepare the copies anew|make a new copier"):
+    with pytest.raises(tb.BridgeError, match="prepare the copies again|make a new copier"):
         update()

@@ -392,7 +392,7 @@ def test_the_package_is_a_command() -> None:
 
 def test_a_command_with_nonsense_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["doctor", "--timeout", "-1"]) == 2
-    assert capsys.readouterr().err.startswith("argument: ")
+    assert capsys.readouterr().err.startswith("python -m truebridge: error: ")
     with pytest.raises(SystemExit):
         __main__.main(["cure"])
 

@@ -214,7 +214,7 @@ def test_a_process_that_crashes_or_hangs_is_an_error(
 @pytest.mark.parametrize("keyword", ["seconds", "timeout"])
 @pytest.mark.parametrize("time", [0, -1, float("nan"), float("inf"), "long", None, True])
 def test_a_time_that_is_none_is_refused(keyword: str, time: Any) -> None:
-    with pytest.raises(tb.BridgeValueError, match=f"{keyword} is a positive number of seconds"):
+    with pytest.raises(tb.BridgeValueError, match=f"{keyword} must be a positive number of seconds"):
         tb.bench(**{keyword: time})
 
 

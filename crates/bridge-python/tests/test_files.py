@@ -247,7 +247,7 @@ class Layer:
 
 UNSAVED: dict[str, tuple[str, Callable[[], Any], str, str]] = {
     "suffix": ("x.pt", bf16, "argument", ".npy, .npz, .safetensors"),
-    "no suffix": ("x", bf16, "argument", "suffix of no format"),
+    "no suffix": ("x", bf16, "argument", "has no suffix"),
     "tree in npy": ("x.npy", lambda: {"a": np.zeros(3)}, "argument", "save a tree as .npz"),
     "list in npy": ("x.npy", lambda: [np.zeros(3)], "argument", "save a tree as .npz"),
     "bfloat16": ("x.npz", bf16, "dtype", "safetensors"),

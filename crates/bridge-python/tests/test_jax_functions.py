@@ -213,8 +213,8 @@ def test_what_does_not_fit_is_refused_when_the_function_is_traced() -> None:
     cases = [
         (jnp.ones(4), fed, "layout", "reshape"),
         (jnp.ones(3, jnp.int32), fed, "dtype", "astype"),
-        (jnp.ones(3), tb.jax.feed(frozen), "read_only", "may be written"),
-        (jnp.ones(3), tb.jax.feed(jnp.ones(3)), "read_only", "may be written"),
+        (jnp.ones(3), tb.jax.feed(frozen), "read_only", "feed a writable one"),
+        (jnp.ones(3), tb.jax.feed(jnp.ones(3)), "read_only", "feed a writable one"),
         (jnp.ones(3), frozen, "not_a_tensor", "truebridge.jax.feed"),
     ]
     for y, target, kind, advice in cases:
@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_refused_when_the_function_is_traced() -> None:
         jax.jit(tb.jax.external_input)(fed)
     with pytest.raises(tb.BridgeDTypeError):
         tb.jax.feed(np.ones(3))
-    with pytest.raises(TypeError, match="cannot leave the process"):
+    with pytest.raises(TypeError, match="valid in its process only"):
         pickle.dumps(fed)
 
 

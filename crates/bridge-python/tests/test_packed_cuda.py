@@ -226,7 +226,7 @@ def test_a_copier_refuses_memory_that_has_changed() -> None:
     update = tb.copier(sources, out=targets)
     update()
     targets[7].set_(torch.zeros(17, device="cuda"))
-    with pytest.raises(tb.BridgeError, match=r"tree\[7\].*prepare the copies anew") as error:
+    with pytest.raises(tb.BridgeError, match=r"tree\[7\].*prepare the copies again") as error:
         update()
     assert error.value.kind == "layout"
 

@@ -88,7 +88,7 @@ def test_a_put_that_is_cancelled_follows_no_later_one(tmp_path: Path) -> None:
         asyncio.run(rounds(names))
         old = names.put("x", np.zeros(1))
         names.put("x", np.zeros(1))
-        with pytest.raises(tb.BridgeConnectionError, match=f"version {old} of the name .* is not kept"):
+        with pytest.raises(tb.BridgeConnectionError, match=f"version {old} of the name .* was dropped"):
             names.get("x", "numpy", version=old)
 
 

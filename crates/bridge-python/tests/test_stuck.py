@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import array
 import builtins
+import ctypes
 import html
 import importlib.util
+import mmap
 import re
 import subprocess
 import sys
@@ -43,6 +45,16 @@ class WithoutDType:
 
     def __dlpack__(self, **_: object) -> object:
         raise RuntimeError("UNIMPLEMENTED: XLA type S4 has no DLPack equivalent")
+
+
+class Arrow:
+    """As an array of Arrow that does not export its elements."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __dlpack__(self, **_: object) -> object:
+        raise TypeError(self.text)
 
 
 def narrow() -> None:
@@ -172,7 +184,13 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "read_only=None": (lambda: tb.to_torch(ONES, read_only=None), "argument", "pass True or False"),
     "share(copy='never')": (lambda: tb.share(ONES, copy="never"), "argument", "pass True, False, or None"),
     "another target": (lambda: tb.convert(ONES, "mxnet"), "argument", "choose one of torch, cupy, numpy, jax"),
-    "another device": (lambda: tb.to_torch(ONES, device="gpu"), "argument", 'such as "cpu" or "cuda:0"'),
+    "another device": (lambda: tb.to_torch(ONES, device="mps"), "argument", "others are not supported"),
+    "a device of any number": (lambda: tb.to_torch(ONES, device="gpu"), "argument", 'pass "cuda"'),
+    "a device of TensorFlow": (lambda: tb.to_torch(ONES, device="/GPU:0"), "argument", 'pass "cuda:0"'),
+    "a copy that does not copy": (lambda: tb.to_torch(ONES, via="host", copy=False), "argument", "remove copy=False"),
+    "arguments of convert swapped": (lambda: tb.convert("numpy", ONES), "argument", "pass the tensor first"),
+    "arguments of load swapped": (lambda: tb.load("torch", "x.npy"), "argument", "it must end with .npy, .npz"),
+    "a plan as a condition": (lambda: bool(tb.plan(ONES, "torch")), None, "read plan.zero_copy"),
     "cuda without a GPU": (lambda: tb.to_torch(ONES, device="cuda"), "device", "python -m truebridge doctor"),
     "a parameter": (lambda: tb.to_numpy(torch.ones(2, requires_grad=True)), "requires_grad", "detach=True"),
     "read-only memory": (lambda: tb.to_torch(read_only()), "read_only", "read_only=True"),
@@ -188,8 +206,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "share('x')": (lambda: tb.share("x"), "not_a_tensor", "share a tensor"),
     "share([])": (lambda: tb.share([]), "not_a_tensor", "share a tensor"),
     "not a ticket": (lambda: tb.open("x", "numpy"), "argument", "the text that share returned"),
-    "arguments of save swapped": (lambda: tb.save(ONES, "x.npy"), "argument", "pass a str or a pathlib.Path"),
-    "a suffix of no format": (lambda: tb.save("x.txt", ONES), "argument", "choose one of"),
+    "arguments of save swapped": (lambda: tb.save(ONES, "x.npy"), "argument", "the path comes first, save(path, x)"),
+    "a suffix of no format": (lambda: tb.save("x.txt", ONES), "argument", "it must end with .npy"),
     "the wheel of TensorFlow 1.15": (wheel, "missing", "python -m zipfile -e"),
     "a dict of numbers": (lambda: tb.to_torch({"a": [1]}), "not_a_tensor", "made of its values with numpy.asarray"),
     "parameters()": (lambda: tb.to_numpy(torch.nn.Linear(2, 2).parameters()), "not_a_tensor", "or as a list"),
@@ -217,14 +235,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "convert it first",
     ),
     "another byte order": (lambda: tb.to_torch(np.ones(3, ">f4")), "dtype", ".newbyteorder("),
-    "a module as the target": (lambda: tb.convert(ONES, torch), "argument", "is a str, not module"),
+    "another module as the target": (lambda: tb.convert(ONES, html), "argument", "choose one of"),
     "a number as the device": (lambda: tb.to_torch(ONES, device=0), "argument", '"cuda:0"'),
     "order='K'": (lambda: tb.to_torch(ONES, order="K"), "argument", 'pass "C" (row-major) or "F"'),
     "permute=(0,)": (lambda: tb.to_torch(ONES, permute=(0,)), "argument", "pass 2 different axes"),
     "a name as the stream": (lambda: tb.record_stream(ONES, "main"), "argument", "not a CUDA stream"),
-    "dtype=": (lambda: tb.to_torch(ONES, dtype=torch.half), None, "'dtype'"),
-    "copy without out=": (lambda: tb.copy(ONES, ONES), None, "2 were given"),
-    "a function of another name": (lambda: tb.to_pytorch(ONES), None, "to_torch"),
+    "dtype=": (lambda: tb.to_torch(ONES, dtype=torch.half), None, "'dtype': a conversion keeps the dtype"),
+    "readonly=": (lambda: tb.convert(ONES, "torch", readonly=True), None, "did you mean read_only?"),
+    "copy without out=": (lambda: tb.copy(ONES), None, "copy(src, out=target)"),
+    "the target by position": (lambda: tb.copier(ONES, ONES), None, "copier(src, out=target)"),
+    "a function of another name": (lambda: tb.to_pytorch(ONES), None, "did you mean to_torch?"),
+    "a pair of another name": (lambda: tb.torch_to_tf(ONES), None, "did you mean to_tensorflow?"),
     "a tree as .npy": (lambda: saved("x.npy", [ONES, ONES]), "argument", "as .npz or .safetensors"),
     "bfloat16 as .npz": (
         lambda: saved("x.npz", {"a": torch.ones(2, dtype=torch.bfloat16)}),
@@ -255,7 +276,55 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a write to a constant": (written, None, "read-only"),
     "a revoked ticket": (revoked, "gone", "Ask for a new one"),
     "an expired ticket": (expired, "gone", "share with a longer time"),
-    "a path as a ticket": (lambda: tb.open(Path("x.npy"), "numpy"), "argument", "which share returns, is a str"),
+    "a path as a ticket": (lambda: tb.open(Path("x.npy"), "numpy"), "argument", "truebridge.load(path, target)"),
+    "a file as a ticket": (lambda: tb.open("x.npy", "numpy"), "argument", "truebridge.load(path, target)"),
+    "a number as a ticket": (lambda: tb.open(3, "numpy"), "argument", "which share returns, must be a str"),
+    "a text as seconds": (lambda: tb.share(ONES, expires="60"), "argument", "must be a number, not '60'"),
+    "seconds below zero": (lambda: tb.share(ONES, expires=-1), "argument", "seconds must be ≥ 0"),
+    "names in a missing folder": (lambda: tb.serve("/no/folder/names"), "argument", "make its folder first"),
+    "a module as the target of a copy": (
+        lambda: tb.copy(torch.nn.Linear(2, 2), out=torch.nn.Linear(2, 2)),
+        "not_a_tensor",
+        "pass module.state_dict() as out",
+    ),
+    "an array of pandas": (
+        lambda: tb.to_torch(like("pandas.core.arrays.base", "ExtensionArray")),
+        "not_a_tensor",
+        "na_value=",
+    ),
+    "an array of ctypes": (lambda: tb.to_torch((ctypes.c_int * 3)()), "not_a_tensor", "numpy.ctypeslib.as_array(x)"),
+    "a mapping of memory": (lambda: tb.to_torch(mmap.mmap(-1, 8)), "not_a_tensor", "numpy.frombuffer(x, dtype)"),
+    "a storage": (lambda: tb.to_numpy(torch.ones(2).untyped_storage()), "not_a_tensor", ".set_(storage)"),
+    "a list of tables": (
+        lambda: tb.to_torch([like("pandas.core.frame", "DataFrame")]),
+        "not_a_tensor",
+        "DataFrame is not a tensor: pass x.to_numpy()",
+    ),
+    "nulls of Arrow": (
+        lambda: tb.to_torch(Arrow("Can only use DLPack on arrays with no nulls.")),
+        "not_a_tensor",
+        "x.fill_null(value)",
+    ),
+    "bools of Arrow": (
+        lambda: tb.to_torch(Arrow("Bit-packed boolean data type not supported by DLPack.")),
+        "dtype",
+        'x.cast("uint8")',
+    ),
+    "lists of Arrow": (
+        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: fixed_size_list<item: float>[2]")),
+        "dtype",
+        "pass x.values",
+    ),
+    "dates of Arrow": (
+        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: date32[day]")),
+        "dtype",
+        'x.cast("int32")',
+    ),
+    "times of Arrow": (
+        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: timestamp[s]")),
+        "dtype",
+        'x.cast("int64")',
+    ),
     "no server": (lambda: tb.connect("/tmp/no-socket-is-here"), "gone", "name the right path"),
     "no saved model": (
         lambda: tb.tensorflow1.Session.of_saved_model("/no/folder"),
@@ -295,6 +364,48 @@ if importlib.util.find_spec("tensorflow") is not None:
         x = torch.ones(2, requires_grad=True)
         torch.utils.checkpoint.checkpoint(dropout, x, use_reentrant=True).sum().backward()
 
+    def layer() -> Any:
+        made = tf.keras.layers.Dense(2)
+        made.build((None, 2))
+        return made
+
+    def trained(function: Any, **keywords: Any) -> Any:
+        return tb.autograd.torch_function(function, **keywords)
+
+    MISTAKES |= {
+        "a module as a function of TensorFlow": (
+            lambda: trained(torch.nn.Linear(2, 2)),
+            "argument",
+            "is of PyTorch, not of TensorFlow: call it directly",
+        ),
+        "a layer as variables": (lambda: trained(tf.square, variables=layer()), "argument", ".trainable_variables"),
+        "a dict as variables": (lambda: trained(tf.square, variables={"w": ONES}), "argument", "of='jax'"),
+        "a text among variables": (
+            lambda: trained(tf.square, variables=["w"]),
+            "not_a_tensor",
+            "variables[0] is a str; expected tf.Variable",
+        ),
+        "a variable as the target of a copy": (
+            lambda: tb.copy(ONES, out=tf.Variable(ONES)),
+            "read_only",
+            "call variable.assign(truebridge.to_tensorflow(source))",
+        ),
+        "a variable of Keras as the target of a copy": (
+            lambda: tb.copy(ONES, out=layer().kernel),
+            "not_a_tensor",
+            "call variable.assign(truebridge.to_tensorflow(source))",
+        ),
+        "variables of Keras": (
+            lambda: tb.to_torch(layer().weights),
+            "not_a_tensor",
+            "is not a tensor: pass variable.value",
+        ),
+        "variables of Keras as targets": (
+            lambda: tb.copy([ONES, ONES[0]], out=layer().weights),
+            "not_a_tensor",
+            "call variable.assign(truebridge.to_tensorflow(source))",
+        ),
+    }
     MISTAKES["dropout in a checkpoint"] = (dropped_in_a_checkpoint, "argument", "draw them from a seed")
     MISTAKES["a write before the backward"] = (written_before_the_backward, "argument", "write after the backward")
 
@@ -325,6 +436,11 @@ if importlib.util.find_spec("jax") is not None:
         "not_a_tensor",
         "jax.pure_callback",
     )
+    MISTAKES["a function of JAX"] = (
+        lambda: tb.autograd.torch_function(jax.nn.relu, variables={"w": jax.numpy.ones(3)}),
+        "argument",
+        "pass of='jax'",
+    )
     MISTAKES["keys of JAX"] = (lambda: tb.to_torch(jax.random.key(0)), "not_a_tensor", "jax.random.key_data(keys)")
     MISTAKES["a deleted array"] = (deleted, "consumed", "pass one that is alive")
 if torch.cuda.is_available():
@@ -342,6 +458,10 @@ UNCHECKED = {
     "strings have no memory of a fixed size",
     "a … tensor has no single memory",
     "tensors of … cannot be overwritten",
+    "a … is not written to in place",
+    "an object of type … is of …, not of",
+    "variables= is a …",
+    "variables[…] is a …; expected tf.Variable",
     "keys of jax.random are not numbers",
     "cupy cannot be imported",
     "… has no dtype",
@@ -397,6 +517,11 @@ def test_names_that_people_use_are_targets(alias: str, name: str) -> None:
     assert tb.profile(alias) == tb.profile(name)
 
 
+def test_a_module_is_a_target() -> None:
+    assert tb.convert(ONES, torch).shape == (2, 3)
+    assert tb.plan(ONES, np.linalg).zero_copy
+
+
 def test_tf_is_a_target() -> None:
     pytest.importorskip("tensorflow")
     assert type(tb.convert(ONES, "tf")) is type(tb.to_tensorflow(ONES))
@@ -440,7 +565,10 @@ def test_an_import_of_everything_keeps_the_built_ins() -> None:
 
 
 def test_a_name_that_people_try_is_answered_with_those_that_exist() -> None:
-    for name in ("to_tf", "from_torch", "convert_torch_to_tf", "as_numpy"):
+    for name, meant in {"to_tf": "tensorflow", "torch2np": "numpy", "as_np": "numpy"}.items():
+        with pytest.raises(AttributeError, match=rf"has no attribute '{name}': did you mean to_{meant}\?$"):
+            getattr(tb, name)
+    for name in ("to_mxnet", "from_torch", "convert_torch_to_mxnet", "as_tensor"):
         with pytest.raises(
             AttributeError, match=rf"has no attribute '{name}': use convert\(x, target\), to_.*to_torch"
         ):

@@ -71,7 +71,7 @@ def test_a_tensor_in_place() -> None:
     ("x", "target", "keywords", "reason"),
     [
         (lambda: torch.zeros(4), "numpy", {"copy": True}, "asked for"),
-        (lambda: np.zeros((4, 4), np.float32).T, "numpy", {"order": "C"}, "an order that is not the one asked for"),
+        (lambda: np.zeros((4, 4), np.float32).T, "numpy", {"order": "C"}, "another order than the requested one"),
         (lambda: np.zeros(4, np.float32)[::-1], "torch", {}, "negative strides"),
         (lambda: torch.zeros(4, dtype=torch.complex64).conj(), "numpy", {}, "a pending conjugation"),
     ],

@@ -51,7 +51,7 @@ pub(crate) fn empty<'py>(
     order: Order,
 ) -> Result<PyTensor<'py>> {
     if ![DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind) {
-        return Err(Error::new(ErrorKind::CopyNeeded, format!("torch allocates no memory on {device}")));
+        return Err(Error::new(ErrorKind::CopyNeeded, format!("torch cannot allocate on {device}")));
     }
     let make = || {
         let torch = py.import(intern!(py, "torch"))?;

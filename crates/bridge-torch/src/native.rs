@@ -363,7 +363,7 @@ impl Native {
             let code =
                 unsafe { (self.functions.reinterpret)(self.tensor(object), 0, ptr::null(), ptr::null(), 0, &mut held) };
             let Some(tensor) = NonNull::new(held).filter(|_| code == 0) else {
-                let text = "torch holds no storage of the tensor: pass a .clone() of it";
+                let text = "the tensor has no storage: pass a .clone() of it";
                 return Err(Error::new(ErrorKind::Framework, text));
             };
             watch_for_exit(object.py());

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 /// What is wrong under a mode that replaces every new tensor.
 pub(crate) const NO_REAL_TENSORS: &str =
-    "torch makes no real tensors in its current mode: leave the mode, such as FakeTensorMode, first";
+    "torch cannot allocate real tensors in its current mode: leave the mode first, such as FakeTensorMode";
 
 const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor, or one that functionalisation or \
     another transform of torch.func wraps, such as vmap, grad and jvp): pass a .clone() of a ZeroTensor, or convert \
@@ -38,9 +38,7 @@ pub(crate) fn of_subclass(tensor: &PyTensor<'_>) -> Error {
     });
     let text = match known {
         Some((name, advice)) => format!("{name} has no memory of its own: {advice}"),
-        None => {
-            "this tensor subclass decides itself where its data is: pass the plain tensor that it stands for".into()
-        }
+        None => "this tensor subclass has no data pointer: pass the plain tensor that it wraps".into(),
     };
     Error::new(ErrorKind::NotATensor, text)
 }

@@ -14,7 +14,7 @@ pub(crate) fn main() -> truebridge::Result<()> {
     let columns = Options::default().with_order(Order::ColumnMajor);
     assert_eq!(planned(Options::default())?, Plan::ZeroCopy);
     if let Plan::Copy(reason) = planned(columns)? {
-        println!("a copy because of {reason}"); // an order that is not the one asked for
+        println!("a copy because of {reason}"); // another order than the requested one
     }
 
     // What cannot be done in place is an error where a copy is forbidden. Its message says what to do next.

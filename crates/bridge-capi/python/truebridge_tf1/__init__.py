@@ -99,7 +99,7 @@ class Feed(np.ndarray):
 
     def __reduce__(self) -> Any:
         """Refuse: a handle is valid in this process alone."""
-        raise TypeError("a Feed cannot leave the process: feed the tensor there")
+        raise TypeError("a Feed is valid in its process only: call feed in the other process")
 
 
 def feed(x: Any, *, copy: Optional[bool] = None) -> Feed:

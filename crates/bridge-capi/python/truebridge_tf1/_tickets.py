@@ -124,7 +124,7 @@ def revoke(ticket: Any) -> None:
     Raises
     ------
     BridgeValueError
-        If ``ticket`` is not a ticket, or if this process shares nothing.
+        If ``ticket`` is not a ticket, or if this process has shared nothing.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def end(ticket: Any) -> None:
     Raises
     ------
     BridgeValueError
-        If ``ticket`` is not a ticket, or if this process shares nothing.
+        If ``ticket`` is not a ticket, or if this process has shared nothing.
 
     Examples
     --------

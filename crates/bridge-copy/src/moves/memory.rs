@@ -57,7 +57,7 @@ impl Scratch {
         }
         let mut memory: Vec<u128> = Vec::new();
         memory.try_reserve_exact(nbytes.div_ceil(size_of::<u128>())).map_err(|error| {
-            let text = format!("no host memory for a compact copy of {nbytes} bytes: free some first");
+            let text = format!("host: out of memory allocating {nbytes} bytes for a compact copy");
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
         })?;
         Ok(Some(Self { address: memory.as_mut_ptr().expose_provenance(), _memory: memory }))

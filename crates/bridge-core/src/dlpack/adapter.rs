@@ -181,7 +181,7 @@ impl TryFrom<Lent> for Tensor {
 
     fn try_from(lent: Lent) -> Result<Self> {
         if lent.buffer().stream().is_some() {
-            let text = "memory of a device has a stream: transfer the tensor to DLPack::in_stream";
+            let text = "memory of a device needs a stream: transfer the tensor to DLPack::in_stream";
             return Err(Error::new(ErrorKind::Argument, text));
         }
         if let Some(pending) = lent.pending() {
@@ -195,7 +195,7 @@ impl TryFrom<Lent> for Tensor {
 
 /// The adapter of DLPack's tensors.
 ///
-/// It takes any strides, and keeps memory read-only. DLPack makes no copies: those of host memory are core's, those on
+/// It takes any strides, and keeps memory read-only. DLPack cannot copy: those of host memory are core's, those on
 /// a device need an ordering with [`Copies`](crate::Copies) and a framework with an allocator on the other side.
 pub struct DLPack {
     profile: Profile,
@@ -304,7 +304,7 @@ unsafe impl Adapter for DLPack {
     }
 
     fn compact(&self, _: &Tensor) -> Result<Tensor> {
-        Err(Error::new(ErrorKind::CopyNeeded, "DLPack makes no copies: copy the tensor with its own framework first"))
+        Err(Error::new(ErrorKind::CopyNeeded, "DLPack cannot copy: copy the tensor with its own framework first"))
     }
 
     fn overwritten(&self, _: &Tensor) -> Result<()> {
@@ -315,7 +315,7 @@ unsafe impl Adapter for DLPack {
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
         match device.kind {
             DeviceKind::CPU => host::zeros(dtype, shape, order).map(|lent| Tensor(Arc::new(Held::Fresh(lent)))),
-            _ => Err(Error::new(ErrorKind::CopyNeeded, "DLPack allocates no memory on a device")),
+            _ => Err(Error::new(ErrorKind::CopyNeeded, "DLPack cannot allocate memory on a device")),
         }
     }
 }

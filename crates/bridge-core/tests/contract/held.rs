@@ -322,7 +322,7 @@ fn a_pair_that_has_changed_is_told() {
             (Some(Item::Own(long())), Some(target(long())), "the shape of the target was [2, 3] and is now [2, 4]"),
             (Some(Item::Own(long())), None, "changed since the copies were prepared: a tensor of shape [2, 4]"),
             (Some(negated), None, "another device, dtype or deferred operation"),
-            (Some(other()), None, "the source has another address or layout than before: prepare the copies anew"),
+            (Some(other()), None, "the source has another address or layout than before: prepare the copies again"),
         ] {
             let pair = &items[3];
             let now = (source.as_ref().unwrap_or(&pair.0), out.as_ref().unwrap_or(&pair.1));

@@ -45,7 +45,7 @@ pub(super) fn watch(process: &Arc<OwnedFd>, page: &Arc<Page>, role: Role) -> Res
             let (bell, hears) = (Arc::new(bell), thread::Builder::new().name("truebridge-ipc".into()));
             let heard = Arc::clone(&bell);
             hears.spawn(move || run(&heard)).map_err(|error| {
-                let text = "no thread for the order of work: raise the limit of processes (ulimit -u)";
+                let text = "cannot start the thread that orders work: raise the limit of processes (ulimit -u)";
                 Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
             })?;
             Arc::clone(watch.bell.insert(bell))

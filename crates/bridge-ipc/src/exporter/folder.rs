@@ -34,9 +34,9 @@ pub(super) fn ready(folder: Option<PathBuf>, users: &[u32]) -> Result<PathBuf> {
         Err(Errno::EXIST) => Ok(()),
         made => made,
     };
-    made.map_err(failed(&format!("the folder {} is not made", folder.display())))?;
+    made.map_err(failed(&format!("cannot create the folder {}", folder.display())))?;
     // Another user may have put a link there, in a folder where all may write.
-    let found = lstat(&folder).map_err(failed(&format!("the folder {} cannot be read", folder.display())))?;
+    let found = lstat(&folder).map_err(failed(&format!("cannot read the folder {}", folder.display())))?;
     // The superuser enters every folder.
     let enter = users.iter().any(|user| *user != 0);
     let wrong = if FileType::from_raw_mode(found.st_mode) != FileType::Directory {

@@ -150,7 +150,7 @@ impl Exporter {
         }
         let token = Token::random()?;
         let until = sync::now().checked_add(time).ok_or_else(|| {
-            Error::new(ErrorKind::Argument, "a ticket that long is never to expire: pass a shorter time")
+            Error::new(ErrorKind::Argument, "a ticket cannot be valid that long: pass a shorter time")
         })?;
         let mut book = self.desk.book();
         let free = book.expire(sync::now());

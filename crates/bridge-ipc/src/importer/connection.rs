@@ -120,7 +120,7 @@ impl Share {
         };
         match connection.line.ask(&request, now() + PATIENCE, |notice| connection.note(notice), give_back)? {
             (Answer::Opened { lease, content }, files) => Ok((lease, content, files)),
-            _ => Err(broken("it answers another question")),
+            _ => Err(broken("its answer does not fit the request")),
         }
     }
 

@@ -331,9 +331,9 @@ fn expired() -> Error {
 /// Returns a tensor that another process describes, after the checks that it lies in its segment.
 fn tensor(described: &Described, import: &Arc<Import>) -> Result<IpcTensor> {
     let Described { segment, offset, dtype, ref shape, ref strides } = *described;
-    let open = import.segments.get(segment).ok_or_else(|| broken("a tensor lies in no segment"))?;
+    let open = import.segments.get(segment).ok_or_else(|| broken("a tensor has no segment"))?;
     let (bytes, device) = (open.bytes(), open.device());
-    let wrong = |error: Error| broken("a tensor does not lie in its segment").caused_by(error);
+    let wrong = |error: Error| broken("tensor exceeds its shared segment").caused_by(error);
     let layout = Layout::new(dtype, shape, Some(strides), 0).map_err(wrong)?;
     let data = bytes.start.checked_add(offset).ok_or_else(|| broken("an offset is too large"))?;
     layout.hull(data, Some(&bytes)).map_err(wrong)?;

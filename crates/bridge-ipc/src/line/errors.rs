@@ -40,7 +40,7 @@ pub(crate) fn refused(why: Why) -> Error {
     let (kind, text) = match why {
         Why::Denied => (
             ErrorKind::Denied,
-            "the process that shares does not let this user in: run both as one user, or accept each other in `users`",
+            "the sharing process refuses this user: run both as one user, or accept each other in `users`",
         ),
         Why::Unknown => (
             ErrorKind::Gone,
@@ -48,16 +48,15 @@ pub(crate) fn refused(why: Why) -> Error {
         ),
         Why::Busy => (
             ErrorKind::Busy,
-            "the process that shares has as many connections or leases as it allows: close some, or raise its limits",
+            "the sharing process has reached its limit of connections or leases: close some, or raise its limits",
         ),
-        Why::Version => (
-            ErrorKind::Version,
-            "the process that shares speaks another version: use one version of truebridge in both",
-        ),
-        Why::Failed => (ErrorKind::Driver, "the driver failed in the process that shares: look at its errors"),
+        Why::Version => {
+            (ErrorKind::Version, "the sharing process has another version: use one version of truebridge in both")
+        }
+        Why::Failed => (ErrorKind::Driver, "the driver failed in the sharing process: see its errors"),
         Why::Full => (
             ErrorKind::OutOfMemory,
-            "the keeper has no room: remove names, or start it with a larger --max-bytes, or more open files (ulimit -n)",
+            "the keeper is full: remove names, or start it with a larger --max-bytes, or more open files (ulimit -n)",
         ),
         Why::Unkept => (
             ErrorKind::Argument,
@@ -73,5 +72,5 @@ pub(super) fn busy(what: &str) -> Error {
     if let Err(errno @ (Errno::MFILE | Errno::NFILE)) = eventfd(0, EventfdFlags::CLOEXEC) {
         return failed(what)(errno);
     }
-    Error::new(ErrorKind::Busy, format!("{what}: look whether it hangs, or try again"))
+    Error::new(ErrorKind::Busy, format!("{what}: try again"))
 }

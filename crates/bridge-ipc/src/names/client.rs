@@ -75,7 +75,7 @@ fn found_at(path: &Path) -> Arc<Mutex<Vec<Found>>> {
 }
 
 fn missing(name: &str) -> Error {
-    Error::new(ErrorKind::Gone, format!("no ticket has the name {name:?}: put one first"))
+    Error::new(ErrorKind::Gone, format!("there is no name {name:?}: put tensors under it first"))
 }
 
 impl End {
@@ -211,7 +211,7 @@ impl Client {
     pub fn about(&self) -> Result<About> {
         match self.ask(&Request::About)? {
             Answer::About(about) => Ok(about),
-            _ => Err(broken("it answers another question")),
+            _ => Err(broken("its answer does not fit the request")),
         }
     }
 
@@ -270,7 +270,7 @@ impl Client {
         }
         match self.ask_and_hear(&Request::Put { name, ticket: ticket.clone(), keep, version: None }, hears)? {
             Answer::Stored { version, .. } => Ok(version),
-            _ => Err(broken("it answers another question")),
+            _ => Err(broken("its answer does not fit the request")),
         }
     }
 
@@ -308,7 +308,7 @@ impl Client {
         let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || end.attend());
         thread.map(drop).map_err(|error| {
             self.end.shares.is_attended.store(false, Relaxed);
-            let text = "no thread for the connection: raise the limit of processes (ulimit -u)";
+            let text = "cannot start a thread for the connection: raise the limit of processes (ulimit -u)";
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
         })
     }
@@ -338,7 +338,7 @@ impl Client {
         self.found(name, version)?.ok_or_else(|| match version {
             Some(version) => {
                 let text =
-                    format!("version {version} of the name {name:?} is not kept: take the newest, without a version");
+                    format!("version {version} of the name {name:?} was dropped: take the newest, without a version");
                 Error::new(ErrorKind::Gone, text)
             }
             None => missing(name),
@@ -383,7 +383,7 @@ impl Client {
     pub fn list(&self) -> Result<Vec<Listed>> {
         match self.ask(&Request::List)? {
             Answer::Listed { names } => Ok(names),
-            _ => Err(broken("it answers another question")),
+            _ => Err(broken("its answer does not fit the request")),
         }
     }
 

@@ -21,6 +21,7 @@ tensor([42.,  0.,  0.])
 import errno
 import importlib
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Literal
 
@@ -236,7 +237,11 @@ else:
             globals()[name] = found
             return found
         text = f"module {__name__!r} has no attribute {name!r}"
-        if name.startswith(("to_", "from_", "as_", "convert_")):
+        meant = re.split("_|2", name.lower())[-1]
+        meant = f"to_{_core.ALIASES.get(meant, meant)}"
+        if meant in __all__ and not name.startswith("from_"):
+            text += f": did you mean {meant}?"
+        elif name.startswith(("to_", "from_", "as_", "convert_")):
             text += f": use {', '.join(['convert(x, target)', *(known for known in __all__ if known[:3] == 'to_')])}"
         raise AttributeError(text, name=name, obj=sys.modules[__name__])
 

@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         result = command(**chosen)
     except BridgeError as error:
-        print(f"{error.kind}: {error}", file=sys.stderr)
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     print(result.as_json() if as_json and not isinstance(result, str) else result)
     return int(isinstance(result, Report) and bool(result.findings))

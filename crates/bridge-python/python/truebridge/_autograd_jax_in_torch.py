@@ -91,7 +91,7 @@ class JAXFunction(torch.nn.Module):  # type: ignore[misc]
 
 def _parameter(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array):
-        raise of_kind("not_a_tensor", f"an object of type {type(leaf).__name__} in variables= is not an array of JAX")
+        raise of_kind("not_a_tensor", f"variables= holds a {type(leaf).__name__}; expected jax.Array")
     if not differentiable(leaf):
         text = f"an array in variables= is {leaf.dtype} and has no gradient: let the function hold it"
         raise of_kind("dtype", text)

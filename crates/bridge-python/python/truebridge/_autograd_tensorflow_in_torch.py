@@ -80,7 +80,7 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, function: Callable[..., Any], variables: Iterable[Any]) -> None:
         super().__init__()
         self.function = function
-        self._sources = [_variable(variable) for variable in variables]
+        self._sources = _variables(variables)
         self.variables = torch.nn.ParameterList([_parameter(source) for source in self._sources])
 
     def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
@@ -181,11 +181,24 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
         return anchors
 
 
-def _variable(variable: Any) -> Any:
+def _variables(variables: Any) -> list[Any]:
+    kind = type(variables).__name__
+    if hasattr(variables, "trainable_variables"):
+        raise of_kind("argument", f"variables= is a {kind}: pass its .trainable_variables")
+    if isinstance(variables, dict | str) or not isinstance(variables, Iterable):
+        text = f"variables= is a {kind}; expected a list of tf.Variable (parameters of JAX need of='jax')"
+        raise of_kind("argument", text)
+    return [_variable(index, variable) for index, variable in enumerate(variables)]
+
+
+def _variable(index: int, variable: Any) -> Any:
     # A variable of Keras holds one of TensorFlow.
     found = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
     if not isinstance(found, tf.Variable):
-        raise of_kind("not_a_tensor", f"an object of type {type(variable).__name__} is not a variable of TensorFlow")
+        text = (
+            f"variables[{index}] is a {type(variable).__name__}; expected tf.Variable (an array of JAX needs of='jax')"
+        )
+        raise of_kind("not_a_tensor", text)
     if not (found.dtype.is_floating or found.dtype.is_complex):
         raise of_kind(
             "dtype", f"the variable {found.name:.100} is {found.dtype.name} and has no gradient: leave it out"
@@ -250,7 +263,7 @@ def _in_place(parameter: Any) -> None:
     if parameter.device != view.device or parameter.dtype != view.dtype:
         text = (
             f"a parameter is {parameter.dtype} on {parameter.device}, and its variable {source.name:.100} is "
-            f"{view.dtype} on {view.device}: make the variable with the dtype and on the device that it shall have"
+            f"{view.dtype} on {view.device}: make the variable with the dtype and on the device that you want"
         )
         raise of_kind("device" if parameter.device != view.device else "dtype", text)
     if view.data_ptr() == place.address:

@@ -1,5 +1,6 @@
 from collections.abc import Callable, Sequence
 from os import PathLike
+from types import ModuleType
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, final, overload
 
 # adapters: begin imports
@@ -22,13 +23,23 @@ KEYWORDS: str
 # The frameworks, in an order in which all can be imported: the variable that names the folder of one, or None for one
 # that Python imports.
 FRAMEWORKS: dict[str, str | None]
+# Their names by the other names that people use.
+ALIASES: dict[str, str]
 
 # A name, a torch.device, a cupy.cuda.Device, a jax.Device, or what __dlpack_device__ returns.
 Device = str | tuple[int, int] | Any
 Order = Literal["C", "F"]
 # What elements are cast to.
-CastTo = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
+_CastName = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
 T = TypeVar("T")
+
+# A dtype of NumPy or TensorFlow.
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+# A name, or a framework's object: the dtype, or the class of its scalars.
+CastTo = _CastName | torch.dtype | _Named | type[Any]
 # adapters: begin target
 Target = Literal[
     "torch",
@@ -110,7 +121,7 @@ to_tensorflow: _To[tensorflow.Tensor]
 # adapters: end
 
 @overload
-def convert(x: _Tree, target: Target, **keywords: Unpack[Keywords]) -> _Tree: ...
+def convert(x: _Tree, target: Target | ModuleType, **keywords: Unpack[Keywords]) -> _Tree: ...
 
 # adapters: begin overloads
 @overload
@@ -127,11 +138,13 @@ def convert(x: Any, target: Literal["tensorflow"], **keywords: Unpack[Keywords])
 def convert(x: Any, target: Literal["tensorflow1"], **keywords: Unpack[Keywords]) -> Tensor: ...
 
 # adapters: end
+@overload
+def convert(x: Any, target: ModuleType, **keywords: Unpack[Keywords]) -> Any: ...
 def convert_inside(x: Any, target: str, **keywords: Unpack[Keywords]) -> Any: ...
 @overload
-def plan(x: _Tree, target: Target, **keywords: Unpack[Keywords]) -> _Tree: ...
+def plan(x: _Tree, target: Target | ModuleType, **keywords: Unpack[Keywords]) -> _Tree: ...
 @overload
-def plan(x: Any, target: Target, **keywords: Unpack[Keywords]) -> Plan: ...
+def plan(x: Any, target: Target | ModuleType, **keywords: Unpack[Keywords]) -> Plan: ...
 
 @final
 class Loan:

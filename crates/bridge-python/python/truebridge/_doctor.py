@@ -146,13 +146,13 @@ def _probed(timeout: float) -> dict[str, Facts]:
 def check_seconds(name: str, seconds: float) -> None:
     """Refuse a time that is not a positive number."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-        raise of_kind("argument", f"{name} is a positive number of seconds, not {seconds!r:.80}")
+        raise of_kind("argument", f"{name} must be a positive number of seconds, not {seconds!r:.80}")
 
 
 def check_executable(command: str) -> None:
     """Refuse to start a process if there is no Python executable."""
     if not os.access(sys.executable or "", os.X_OK) or getattr(sys, "frozen", False):
-        text = f"this program has no Python that can be started: run `python -m truebridge {command}` with the Python"
+        text = f"cannot start a Python from this program: run `python -m truebridge {command}` with the Python"
         raise of_kind("missing", f"{text} that has the frameworks")
 
 

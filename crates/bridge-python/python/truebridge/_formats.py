@@ -340,7 +340,7 @@ def _faults(path: str, *also: type[Exception]) -> Iterator[None]:
     except BridgeError as error:
         raise of_kind(error.kind, f"{path}: {error}") from error.__cause__
     except MemoryError as error:
-        text = f"{path}: no memory is left for what must be decompressed or copied: {error!s:.300}"
+        text = f"{path}: out of memory for what must be decompressed or copied: {error!s:.300}"
         raise of_kind("out_of_memory", text) from error
     except RecursionError as error:
         if is_own(error):

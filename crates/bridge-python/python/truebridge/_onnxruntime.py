@@ -94,7 +94,7 @@ def _value(kind: type[onnxruntime.OrtValue], loan: _core.Loan) -> onnxruntime.Or
     if loan.dtype_name != "bool":
         return kind.from_dlpack(loan)
     if loan.stream is not None:
-        raise of_kind("dtype", "ONNX Runtime takes no bool of a device by DLPack: cast the tensor to uint8 first")
+        raise of_kind("dtype", "ONNX Runtime cannot take bool on a device by DLPack: cast the tensor to uint8 first")
     import numpy
 
     return kind.ortvalue_from_numpy(numpy.asarray(loan))

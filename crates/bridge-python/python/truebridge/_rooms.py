@@ -29,12 +29,12 @@ def pool() -> torch.cuda.MemPool:
         from torch.cuda import MemPool
         from torch.cuda.memory import CUDAPluggableAllocator
     except ImportError as error:
-        raise of_kind("missing", "the pool is one of PyTorch, from 2.6 on: install it, or use empty") from error
+        raise of_kind("missing", "a memory pool needs PyTorch 2.6 or later: install it, or use empty") from error
     try:
         allocator = CUDAPluggableAllocator(_core.__file__, "truebridge_pool_allocate", "truebridge_pool_free")
         return MemPool(allocator.allocator())
     except RuntimeError as error:
-        raise of_kind("missing", f"PyTorch makes no pool: {error}: use a GPU and a build for CUDA") from error
+        raise of_kind("missing", f"PyTorch cannot make a memory pool ({error}): use a GPU and a build for CUDA") from error
 
 
 def _spec(x: Any) -> tuple[str, list[int]]:
@@ -42,8 +42,8 @@ def _spec(x: Any) -> tuple[str, list[int]]:
     try:
         dtype, shape = x.dtype, [operator.index(length) for length in x.shape]
     except (AttributeError, TypeError, ValueError) as error:
-        text = f"{type(x).__name__} has no shape and dtype: pass tensors, or what describes some"
+        text = f"{type(x).__name__} has no shape and dtype: pass tensors, or objects that have both"
         raise of_kind("not_a_tensor", text) from error
     if not all(0 <= length < 1 << 63 for length in shape):
-        raise of_kind("argument", f"no tensor has the shape {shape!r:.80}: lengths are from 0 to 2^63 - 1")
+        raise of_kind("argument", f"the shape {shape!r:.80} is not valid: lengths are from 0 to 2^63 - 1")
     return str(getattr(dtype, "name", dtype)).removeprefix("torch."), shape

@@ -26,9 +26,9 @@ SAVED = 16 << 20
 _LEAST = 7
 
 #: Integers with thousands of digits, and texts with surrogates.
-_UNKEPT = "a number or a text beside the tensors cannot be kept as JSON: pass it as a tensor, or leave it out"
+_UNKEPT = "a number or a text in the tree cannot be written as JSON: pass it as a tensor, or leave it out"
 
-_UNKNOWN = "the other process describes no tree that this one knows: use one version of truebridge in both"
+_UNKNOWN = "the other process describes the tree in another way: use one version of truebridge in both"
 
 #: The text of a tensor by itself.
 _ALONE = '["x",0]'

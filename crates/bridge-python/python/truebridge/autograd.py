@@ -24,6 +24,9 @@ __all__ = ["jax_function", "tf_function", "torch_function"]
 
 _LABELS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
 
+#: The framework of the functions of a package.
+_HOMES = {"torch": "torch", "tensorflow": "tensorflow", "jax": "jax", "jaxlib": "jax", "flax": "jax"}
+
 #: By the framework whose tensors are differentiated and that of the function: the module that makes one of the other.
 _PAIRS = {
     ("torch", "tensorflow"): "_autograd_tensorflow_in_torch",
@@ -193,14 +196,25 @@ def _made(target: str, of: str, function: Any, *options: Any) -> Any:
     if (target, of) not in _PAIRS:
         known = " or ".join(repr(one) for into, one in _PAIRS if into == target)
         raise of_kind(
-            "argument", f"of={of!r:.50} names no framework that gradients of {_LABELS[target]} enter: {known}"
+            "argument", f"of={of!r:.50} is not a framework whose functions run in {_LABELS[target]}: pass of={known}"
         )
+    home = _home(function)
+    if home not in (None, of):
+        advice = "call it directly" if home == target else f"pass of={home!r}"
+        raise of_kind("argument", f"{_shown(function)} is of {_LABELS[home]}, not of {_LABELS[of]}: {advice}")
     try:
         module = importlib.import_module(f".{_PAIRS[target, of]}", __package__)
     except ImportError as error:
         text = f"gradients need {_LABELS[target]} and {_LABELS[of]}: {str(error):.200}"
         raise of_kind("missing", text) from error
     return module.wrapped(function, *options)
+
+
+def _home(function: Any) -> str | None:
+    """Return the framework that a function or its class comes from, where that is one of them."""
+    classes = (function, *type(function).__mro__)
+    packages = (str(getattr(one, "__module__", None)).partition(".")[0] for one in classes)
+    return next((_HOMES[package] for package in packages if package in _HOMES), None)
 
 
 def tensors_at(leaves: list[Any], own: Any, others: Any, name: str, call: str) -> list[int]:

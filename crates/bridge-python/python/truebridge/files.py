@@ -70,7 +70,7 @@ def save(path: str | os.PathLike[str], x: Any, *, progress: Progress = None) -> 
     >>> tb.save("model.safetensors", {"weight": torch.ones(2, 3), "bias": torch.zeros(3)})
     """
     path, suffix = _place(path)
-    write, _ = _format(suffix)
+    write, _ = _format(os.path.basename(path), suffix)
     # A dict of tensors is not described.
     for item in x.values() if isinstance(x, dict) else [x]:
         _check(sum(least(item)))
@@ -151,12 +151,12 @@ def load(
     {'bias': tensor([0., 0., 0.]), 'step': 7}
     """
     path, suffix = _place(path)
-    _, read = _format(suffix)
+    _, read = _format(os.path.basename(path), suffix)
     if max_nbytes is not None and (isinstance(max_nbytes, bool) or not isinstance(max_nbytes, int) or max_nbytes < 0):
-        raise of_kind("argument", f"max_nbytes is a number of bytes, not {max_nbytes!r:.80}")
+        raise of_kind("argument", f"max_nbytes must be a number of bytes, not {max_nbytes!r:.80}")
     _core.profile(target)
     if into is not None and not hasattr(into, "empty"):
-        raise of_kind("argument", f"into is a connection to a keeper, as connect returns it, not {into!r:.80}")
+        raise of_kind("argument", f"into must be a connection to a keeper, as connect returns it, not {into!r:.80}")
     with metered(progress, f"load {os.path.basename(path)}", size) as meter:
         arrays, described = read(path, max_nbytes, meter)
         if described is not None:
@@ -242,18 +242,20 @@ def _place(path: str | os.PathLike[str]) -> tuple[str, str]:
     try:
         text = os.path.realpath(os.fsdecode(path))
     except (TypeError, ValueError) as error:
-        raise of_kind("argument", f"{path!r:.80} is not a path: pass a str or a pathlib.Path") from error
+        what = f"path is a {type(path).__name__}; expected a str or a pathlib.Path"
+        raise of_kind("argument", f"{what}: the path comes first, save(path, x) and load(path, target)") from error
     return text, os.path.splitext(os.fsdecode(path))[1].lower()
 
 
-def _format(suffix: str) -> Any:
+def _format(name: str, suffix: str) -> Any:
     """Return the functions that write and read files with this suffix."""
     try:
         known = importlib.import_module("._formats", __package__).FORMATS
     except ImportError as error:
         raise of_kind("missing", "files are read and written by NumPy: pip install numpy") from error
     if suffix not in known:
-        raise of_kind("argument", f"{suffix!r:.80} is the suffix of no format: choose one of {', '.join(known)}")
+        text = f"the path ends with {suffix!r:.80}" if suffix else f"the path {name!r:.80} has no suffix"
+        raise of_kind("argument", f"{text}: it must end with {', '.join(known)}")
     return known[suffix]
 
 

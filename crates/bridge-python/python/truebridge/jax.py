@@ -171,7 +171,7 @@ def external_output(y: Any, feed: Feed) -> Any:
     if y.shape != wanted.shape:
         raise of_kind("layout", f"the array has shape {y.shape} and the tensor {feed.shape}: reshape one first")
     if feed.read_only:
-        raise of_kind("read_only", "the tensor is read-only: feed one that may be written")
+        raise of_kind("read_only", "the tensor is read-only: feed a writable one")
     return _filling(feed.handle)(jax.lax.stop_gradient(y))
 
 

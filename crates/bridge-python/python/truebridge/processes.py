@@ -213,7 +213,7 @@ def revoke(ticket: Ticket | str | bytes) -> None:
     Raises
     ------
     BridgeValueError
-        If ``ticket`` is not a ticket, or if this process shares nothing.
+        If ``ticket`` is not a ticket, or if this process has shared nothing.
 
     Examples
     --------
@@ -241,7 +241,7 @@ def end(ticket: Ticket | str | bytes) -> None:
     Raises
     ------
     BridgeValueError
-        If ``ticket`` is not a ticket, or if this process shares nothing.
+        If ``ticket`` is not a ticket, or if this process has shared nothing.
 
     Examples
     --------

@@ -186,7 +186,7 @@ class Publication:
             if left is not None:
                 left -= min(_SLICE, left)
                 if left <= 0:
-                    raise of_kind("busy", "the device has yet to finish a version: wait longer")
+                    raise of_kind("busy", "the device has not finished a version yet: wait longer")
         return version
 
     @property
@@ -203,7 +203,7 @@ class Publication:
 
     def _open(self) -> _core.Publication:
         if self._publication is None:
-            raise of_kind("gone", "the publication is closed: publish anew")
+            raise of_kind("gone", "the publication is closed: publish again")
         return self._publication
 
     def __enter__(self) -> Publication:

@@ -45,7 +45,7 @@ class Feed(np.ndarray):
 
     def __reduce__(self) -> str:
         """Refuse: a handle is valid in this process alone."""
-        raise TypeError("what is fed cannot leave the process: feed the tensor there")
+        raise TypeError("a Feed is valid in its process only: call feed in the other process")
 
 
 def placeholder(name: str = "handle") -> Any:

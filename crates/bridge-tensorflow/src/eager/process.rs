@@ -261,10 +261,11 @@ pub(crate) fn exhausted(py: Python<'_>, error: Error) -> Error {
 /// Returns the error for an exception that TensorFlow has raised.
 pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
     match error.is_instance_of::<pyo3::exceptions::PyImportError>(py) {
-        true => {
-            Error::new(ErrorKind::Version, format!("tensorflow is not as expected ({})", brief_str(error.value(py))))
-                .caused_by(error)
-        }
+        true => Error::new(
+            ErrorKind::Version,
+            format!("this build of tensorflow is not supported ({})", brief_str(error.value(py))),
+        )
+        .caused_by(error),
         false => framework_error(py, "tensorflow", error),
     }
 }

@@ -154,7 +154,7 @@ impl Session {
         let mut session = Self::empty(runtime, &SessionOptions::default())?;
         session.query_streams()?;
         let device = runtime.consumer.gpus.name_of(gpu);
-        let device = device.ok_or_else(|| argument(format!("tensorflow does not show {gpu} in this process")))?;
+        let device = device.ok_or_else(|| argument(format!("tensorflow does not use {gpu} in this process")))?;
         let input = Input { device: Some(device), ..Input::new("x:0", DType::UINT8, &[None])? };
         let fed = session.add_input(&input)?;
         let strings = &[(c"debug_ops_spec", DEBUGGED)];

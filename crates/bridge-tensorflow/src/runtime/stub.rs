@@ -135,7 +135,7 @@ pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
         return Err(missing("TensorFlow 1.x is made for x86-64 alone".into()));
     }
     if path.as_os_str().as_bytes().contains(&b'$') {
-        return Err(missing("the loader takes a $ in its path for something else: move the folder".into()));
+        return Err(missing("the dynamic loader expands a $ in a path: move the folder".into()));
     }
     let stub = make(path, &allocator()).map_err(|error| missing(error.to_string()).caused_by(error))?;
     let name = "truebridge-python";

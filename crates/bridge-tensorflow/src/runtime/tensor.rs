@@ -50,7 +50,7 @@ impl RuntimeTensor {
             Self::from_raw(core, (core.TF_AllocateTensor)(code, shape.as_ptr(), shape.len() as c_int, nbytes))
         };
         let tensor = tensor.ok_or_else(|| {
-            Error::new(ErrorKind::OutOfMemory, format!("tensorflow has no memory for a tensor of {nbytes} bytes"))
+            Error::new(ErrorKind::OutOfMemory, format!("tensorflow: out of memory allocating {nbytes} bytes"))
         })?;
         // SAFETY: the source is the caller's obligation; the tensor is new, and has as many bytes.
         unsafe { bytes.copy_to_nonoverlapping((core.TF_TensorData)(tensor.raw()).cast(), nbytes) };

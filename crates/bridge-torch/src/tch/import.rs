@@ -121,7 +121,7 @@ pub(crate) fn empty(runtime: &Runtime, device: Device, dtype: DType, shape: &[i6
         DeviceKind::CPU => match Layout::new(dtype, shape, None, 0) {
             // Of a tensor that there can be, only the memory is missing.
             Ok(layout) => {
-                let text = format!("libtorch has no memory for {} bytes: free some first", layout.nbytes());
+                let text = format!("libtorch: out of memory allocating {} bytes", layout.nbytes());
                 Error::new(ErrorKind::OutOfMemory, text)
             }
             Err(error) => error,
