@@ -246,6 +246,9 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
             // The layout states no strides where it cannot.
             let what = match reason {
                 Reason::PendingPacking => String::new(),
+                Reason::Alignment => {
+                    format!(" ({:#x} is not a multiple of {})", lent.data(), target.alignment_of(dtype))
+                }
                 _ => format!(" ({})", lent.layout()),
             };
             let text = format!("{name} cannot take the tensor in place because of {reason}{what}");

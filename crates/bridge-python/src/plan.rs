@@ -2,12 +2,12 @@
 
 use crate::cross;
 use crate::errors::into_python;
-use crate::frameworks::{self, AnyAdapter, not_a_capsule};
+use crate::frameworks::{self, AnyAdapter, Framework, not_a_capsule};
 use crate::html::as_html;
 use crate::options::takes_keywords;
 use crate::ordering::ordering;
 use crate::trees::{self, Tree};
-use bridge_core::{CopiedBy, Device, Failed};
+use bridge_core::{CopiedBy, Device, Failed, Lent, Profile, Reason};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -27,6 +27,8 @@ use pyo3::prelude::*;
 ///     ``"producer"`` with its own kernels, or a ``"move"`` of this package to another device.
 /// device : str
 ///     The device of the result: that of the tensor, unless it would be moved.
+/// advice : str or None
+///     How to avoid the copy, where its reason is an unaligned address: the address, and what the target takes.
 ///
 /// A value: equal plans say the same, and plans can be copied and pickled. It is neither true nor false (``bool`` raises
 /// ``TypeError``): read ``zero_copy``.
@@ -41,31 +43,53 @@ pub(crate) struct Plan {
     device: String,
     /// Who would make the copy, or ``None``.
     copied_by: Option<String>,
+    /// How to avoid the copy, or ``None``.
+    advice: Option<String>,
 }
 
 /// What `Plan.__new__` takes.
-type Fields = (Option<String>, usize, String, Option<String>);
+type Fields = (Option<String>, usize, String, Option<String>, Option<String>);
 
 impl Plan {
     /// Describes a plan for `nbytes` bytes whose result is on `device`. `copied_by` is for a copy.
     fn of(plan: bridge_core::Plan, nbytes: usize, device: Device, copied_by: Option<CopiedBy>) -> Self {
         let reason = plan.reason().map(|reason| reason.to_string());
         let nbytes = if reason.is_some() { nbytes } else { 0 };
-        Self { reason, nbytes, device: device.to_string(), copied_by: copied_by.map(|by| by.to_string()) }
+        Self { reason, nbytes, device: device.to_string(), copied_by: copied_by.map(|by| by.to_string()), advice: None }
+    }
+
+    /// Returns the plan with the address that the target does not take, if that is its reason.
+    fn with_address(self, plan: bridge_core::Plan, lent: &Lent, from: &Profile, to: &Profile) -> Self {
+        if plan != bridge_core::Plan::Copy(Reason::Alignment) {
+            return self;
+        }
+        let (address, alignment) = (lent.data(), to.alignment_of(lent.dtype()));
+        let mut advice = format!("{address:#x} is not a multiple of {alignment}");
+        if let Some(from) = Framework::named(&from.name) {
+            advice += &format!("; convert(x, \"{}\", copy=True) makes an aligned tensor", from.name());
+        }
+        Self { advice: Some(advice), ..self }
     }
 
     /// Describes the way of `nbytes` bytes through the host, which are copied twice.
     fn through_host(nbytes: usize, device: Device) -> Self {
         let (reason, copied_by) = (Some("via=\"host\"".into()), Some(CopiedBy::Move.to_string()));
-        Self { reason, nbytes: 2 * nbytes, device: device.to_string(), copied_by }
+        Self { reason, nbytes: 2 * nbytes, device: device.to_string(), copied_by, advice: None }
     }
 }
 
 #[pymethods]
 impl Plan {
     #[new]
-    fn new(reason: Option<String>, nbytes: usize, device: String, copied_by: Option<String>) -> Self {
-        Self { reason, nbytes, device, copied_by }
+    #[pyo3(signature = (reason, nbytes, device, copied_by, advice=None))]
+    fn new(
+        reason: Option<String>,
+        nbytes: usize,
+        device: String,
+        copied_by: Option<String>,
+        advice: Option<String>,
+    ) -> Self {
+        Self { reason, nbytes, device, copied_by, advice }
     }
 
     /// Whether the result would share the memory.
@@ -82,7 +106,8 @@ impl Plan {
     fn __repr__(&self) -> String {
         match (&self.reason, &self.copied_by) {
             (Some(reason), Some(by)) => {
-                format!("<Plan: copy of {} bytes on {} by {by} because of {reason}>", self.nbytes, self.device)
+                let advice = self.advice.as_ref().map_or(String::new(), |advice| format!(": {advice}"));
+                format!("<Plan: copy of {} bytes on {} by {by} because of {reason}{advice}>", self.nbytes, self.device)
             }
             _ => format!("<Plan: zero copy on {}>", self.device),
         }
@@ -94,8 +119,9 @@ impl Plan {
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyAny>, Fields) {
-        let Self { reason, nbytes, device, copied_by } = slf.get();
-        (slf.get_type().into_any(), (reason.clone(), *nbytes, device.clone(), copied_by.clone()))
+        let Self { reason, nbytes, device, copied_by, advice } = slf.get();
+        let fields = (reason.clone(), *nbytes, device.clone(), copied_by.clone(), advice.clone());
+        (slf.get_type().into_any(), fields)
     }
 }
 
@@ -151,7 +177,8 @@ takes_keywords! {
                 let copies = plan != bridge_core::Plan::ZeroCopy;
                 let copied_by = copies.then(|| bridge_core::copied_by(&**from, &*to, &lent, ordering(), &options));
                 let (nbytes, device) = (lent.layout().nbytes(), moved.unwrap_or(lent.device()));
-                value(Plan::of(plan, nbytes, device, copied_by))
+                let made = Plan::of(plan, nbytes, device, copied_by);
+                value(made.with_address(plan, &lent, from.profile(), to.profile()))
             };
             match Tree::of(x)? {
                 None => plan_of(&trees::source_of(x)?, x),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,17 @@ def test_read_only_is_kept_or_refused() -> None:
 
 def test_unaligned_arrays_are_copied() -> None:
     array = np.frombuffer(bytearray(41), np.uint8)[1:].view(np.float32)
-    assert tb.plan(array, "torch").reason == "an unaligned address"
+    plan = tb.plan(array, "torch")
+    assert plan.reason == "an unaligned address" and plan == pickle.loads(pickle.dumps(plan))
+    assert (
+        plan.advice
+        == f'{array.ctypes.data:#x} is not a multiple of 4; convert(x, "numpy", copy=True) makes an aligned tensor'
+    )
+    assert repr(plan).endswith(f"because of an unaligned address: {plan.advice}>")
+    made = tb.convert(array, "numpy", copy=True)
+    assert made.ctypes.data % 64 == 0 and tb.plan(made, "torch").advice is None
+    with pytest.raises(tb.BridgeBufferError, match=f"{array.ctypes.data:#x} is not a multiple of 4"):
+        tb.to_torch(array, copy=False)
     assert tb.to_torch(array).shape == (10,)
 
 

@@ -108,9 +108,13 @@ def test_the_matrix_says_what_convert_does() -> None:
     assert ways["torch", "numpy"].way == ways["numpy", "torch"].way == "in place"
     tensor = torch.zeros(64)
     assert np.shares_memory(tb.to_numpy(tensor, copy=False), tensor.numpy())
+    assert ways["torch", "numpy"].reason is None
     if ("numpy", "tensorflow") in ways:
-        # Whatever address NumPy has chosen: the plan is for one that fits.
-        assert ways["numpy", "tensorflow"].way == "in place"
+        # Whatever address NumPy has chosen: the plan is for one that fits, and says so.
+        pair = ways["numpy", "tensorflow"]
+        assert pair.way == "in place" and pair.reason is not None
+        assert "aligned to 64 bytes" in pair.reason and "NumPy's own usually is not" in pair.reason
+        assert ways["torch", "tensorflow"].reason is None
 
 
 BROKEN = {

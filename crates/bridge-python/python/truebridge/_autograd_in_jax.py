@@ -105,7 +105,10 @@ def _custom(step: Step, name: str, always: bool = False) -> Callable[..., Any]:
             def pulled(arrays: list[Any], records: bool) -> tuple[list[Any], Recorded | None]:
                 record = record_in(arrays[-1])
                 if record is None:
-                    raise of_kind("argument", "the gradient is computed on another device than the function: compute both on one device")
+                    raise of_kind(
+                        "argument",
+                        "the gradient is computed on another device than the function: compute both on one device",
+                    )
                 made: tuple[list[Any], Recorded | None] = record.pulled(
                     list(wanted), given, arrays[len(inputs) : -1], records
                 )

@@ -262,7 +262,9 @@ def _gradient(op: Any, *gradients: Any) -> list[Any]:
 def _record(held: Any) -> Recorded:
     record = record_in(held)
     if record is None:
-        raise of_kind("argument", "the gradient is computed on another device than the function: compute both on one device")
+        raise of_kind(
+            "argument", "the gradient is computed on another device than the function: compute both on one device"
+        )
     found: Recorded = record()
     return found
 

@@ -157,7 +157,11 @@ def _planned(source: str, target: str, device: str, tensor: Any) -> dict[str, An
         plan = _core.plan(tensor, target)  # type: ignore[call-overload]
     except Exception as error:
         return _pair(source, target, device, "refused", str(error))
-    return _pair(source, target, device, "in place" if plan.zero_copy else "copy", plan.reason)
+    if not plan.zero_copy:
+        return _pair(source, target, device, "copy", plan.reason)
+    alignment, own = _core.profile(target)["alignment"], ALL[source].alignment  # type: ignore[arg-type]
+    rare = f"memory aligned to {alignment} bytes alone; {ALL[source].label}'s own usually is not"
+    return _pair(source, target, device, "in place", rare if device == "cpu" and own < alignment else None)
 
 
 def _pair(source: str, target: str, device: str, way: str, reason: str | None) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Pair:
     way : {"in place", "copy", "refused"}
         What ``convert`` would do with a compact tensor of float32 whose address 64 divides.
     reason : str or None
-        Why it is copied or refused; ``None`` in place.
+        Why it is copied or refused, or which tensors are in place where those of the source usually are not.
     """
 
     source: str

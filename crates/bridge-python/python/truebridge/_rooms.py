@@ -34,7 +34,9 @@ def pool() -> torch.cuda.MemPool:
         allocator = CUDAPluggableAllocator(_core.__file__, "truebridge_pool_allocate", "truebridge_pool_free")
         return MemPool(allocator.allocator())
     except RuntimeError as error:
-        raise of_kind("missing", f"PyTorch cannot make a memory pool ({error}): use a GPU and a build for CUDA") from error
+        raise of_kind(
+            "missing", f"PyTorch cannot make a memory pool ({error}): use a GPU and a build for CUDA"
+        ) from error
 
 
 def _spec(x: Any) -> tuple[str, list[int]]:

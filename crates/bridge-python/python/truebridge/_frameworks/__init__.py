@@ -76,6 +76,8 @@ class Framework:
     small: Callable[[Any, str, int], Any]
     #: Returns the side on a GPU, by its number, or on the host for ``None``.
     side: Callable[[Any, int | None], Side]
+    #: What divides the addresses of the tensors that it makes on the host.
+    alignment: int = ALIGNMENT
     #: Whether it has tensors on the host, and on GPUs.
     on_host: bool = True
     on_gpus: bool = True

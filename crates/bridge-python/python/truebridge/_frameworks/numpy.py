@@ -42,6 +42,7 @@ FRAMEWORK = Framework(
     devices=lambda numpy: 0,
     small=lambda numpy, kind, index: aligned(numpy.zeros(SMALL, numpy.float32)),
     side=_side,
+    alignment=16,
     on_gpus=False,
     on_gpu=lambda x: False,
 )

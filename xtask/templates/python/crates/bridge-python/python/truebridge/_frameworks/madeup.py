@@ -8,7 +8,9 @@ from . import SMALL, Example, Framework, Side
 
 
 def _of_host(madeup: Any, array: Any) -> Any:
-    raise NotImplementedError("write _of_host in truebridge/_frameworks/madeup.py: it returns a tensor with the elements of an array")
+    raise NotImplementedError(
+        "write _of_host in truebridge/_frameworks/madeup.py: it returns a tensor with the elements of an array"
+    )
 
 
 def _side(madeup: Any, index: int | None) -> Side:
@@ -42,7 +44,7 @@ FRAMEWORK = Framework(
     devices=lambda madeup: 0,
     small=_small,
     side=_side,
-#% if host
+    # % if host
     on_gpus=False,
-#% end
+    # % end
 )
