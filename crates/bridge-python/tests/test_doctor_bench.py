@@ -124,7 +124,7 @@ def test_a_figure_is_the_median_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -
     contender = _measure.Contender({}, "ours", lambda x: x, None, pair)
     assert _measure._medians(_measure.KINDS["handoffs"], [contender], 1e-9, told.append) == [3.0]
     assert asked == [1] * 10
-    assert told == [turn / 7 for turn in range(7)]
+    assert told == pytest.approx([0, *(0.3 + 0.7 * turn / 7 for turn in range(7))])
 
 
 def test_a_batch_counts_what_follows_and_not_what_precedes() -> None:
@@ -143,9 +143,10 @@ def test_the_tables_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA 13.0: H200" in text and "torch 2.11, numpy 2.4" in text
     assert "cupy cannot be imported: ImportError: libcuda" in text
     cells = [line.split() for line in text.splitlines()]
-    assert ["torch", "numpy", "cpu", "1,234", "-", "2,000,000", "-", "truebridge"] in cells
+    assert ["torch", "→", "numpy", "cpu", "1,234", "-", "2,000,000", "-"] in cells
     # 64 MiB, read and written, in one and in two milliseconds.
-    assert ["torch", "numpy", "cpu", "134.2", "67.1", "2.00", "truebridge", "█████"] in cells
+    assert ["torch", "→", "numpy", "cpu", "134.2", "67.1", "2.00", "██"] in cells
+    assert text.count("Shorter is better") == 2
     written = json.loads(result.as_json())
     for kind in ("handoffs", "copies"):
         for row, measured in zip(written[kind], MEASURED[kind], strict=True):
@@ -160,11 +161,11 @@ def test_the_tables_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("ours", "native", "host", "judged"),
     [
-        (300.0, 1000.0, 900.0, ["0.30", "truebridge", "███"]),
-        (10.0, 1000.0, None, ["0.01", "truebridge", "█"]),
-        (1500.0, 1000.0, 900.0, ["1.50", "NumPy", "█" * 15]),
-        (9000.0, 1000.0, None, ["9.00", "DLPack", "█" * 30, "…"]),
-        (None, None, None, ["-", "-"]),
+        (500.0, 1000.0, 900.0, ["0.50", "██"]),
+        (10.0, 1000.0, None, ["0.01", "█"]),
+        (1500.0, 1000.0, 900.0, ["1.50", "█" * 6]),
+        (9000.0, 1000.0, None, ["9.00", "█" * 12, "…"]),
+        (None, None, None, ["-"]),
     ],
 )
 def test_the_chart_shows_the_time_beside_that_of_the_native_function(
@@ -174,12 +175,22 @@ def test_the_chart_shows_the_time_beside_that_of_the_native_function(
     printing(monkeypatch, json.dumps({**MEASURED, "handoffs": [row]}))
     result = tb.bench()
     lines = str(result).splitlines()
-    head = next(number for number, line in enumerate(lines) if line.startswith("from"))
-    assert lines[head].endswith("██████████ DLPack")
-    assert lines[head + 2].split()[6:] == judged
+    head = next(number for number, line in enumerate(lines) if line.startswith("pair"))
+    assert lines[head].endswith("████ DLPack")
+    assert lines[head + 2].split()[7:] == judged
     # Numbers stand below each other, on the right.
-    ends = [match.end() for match in re.finditer(r"truebridge|DLPack|through NumPy", lines[head])][:3]
+    ends = [match.end() for match in re.finditer(r"truebridge|DLPack|NumPy", lines[head])][:3]
     assert [match.end() for match in re.finditer(r"[\d,-]+", lines[head + 2])][:3] == ends
+
+
+def test_the_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = {"source": "tensorflow", "target": "numpy", "device": "cuda:0"}
+    measured = {
+        "handoffs": [{**pair, "ours": 123456.0, "native": 1234.0, "host": 123456.0}],
+        "copies": [{**pair, "ours": 9e9, "native": 1e6}],
+    }
+    printing(monkeypatch, json.dumps({**MEASURED, **measured}))
+    assert max(map(len, str(tb.bench()).splitlines()[4:])) <= 80
 
 
 def test_fewer_than_two_frameworks_are_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +206,7 @@ def test_frameworks_that_are_broken_or_missing_are_left_out(monkeypatch: pytest.
     monkeypatch.setattr(_measure, "ALL", {name: _frameworks.ALL["numpy"] for name in names})
     told: list[float] = []
     found = _measure.bench("0.01", told.append)
-    assert told == [0, 0.5]
+    assert told == [0, 0.125, 0.25, 0.625]
     assert found["broken"] == {"tensorflow": "ImportError: half installed"}
     assert list(found["versions"]) == ["numpy"]
     assert found["handoffs"] == found["copies"] == []
@@ -233,7 +244,7 @@ def test_the_command(as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     if as_json:
         assert json.loads(printed) == json.loads(tb.bench(seconds=2).as_json()) | {"date": json.loads(printed)["date"]}
     else:
-        assert "nanoseconds of a call" in printed
+        assert "ns of a call" in printed
 
 
 @pytest.mark.parametrize(

@@ -419,7 +419,9 @@ def test_another_process_receives(path: str) -> None:
             publication = names.publish("weights", tree)
             other("out = {'w': np.zeros((3, 5), np.float32), 'layers': [np.zeros(7), np.zeros((), np.float32)]}")
             other(f"subscription = tb.connect({path!r}).subscribe('weights', out=out)")
-            assert other("subscription.refresh()") == repr(publication.wait())
+            newest = publication.wait()
+            assert other("subscription.refresh()") == repr(newest)
+            assert other("subscription") == f"<Subscription to 'weights', version {newest}>"
             assert other("(out['w'].sum(), out['layers'][0].sum())") == repr((np.float32(30.0), np.float64(14.0)))
             tree["w"][:] = 3
             publication.update()

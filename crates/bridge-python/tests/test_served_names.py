@@ -57,6 +57,12 @@ def test_names_and_versions(tmp_path: Path, other: Other) -> None:
         tb.connect(path)
 
 
+def test_a_connection_shows_its_path(tmp_path: Path) -> None:
+    with tb.serve(tmp_path / "names") as names, tb.connect(tmp_path / "names") as client:
+        assert (repr(names), repr(client)) == (f"<Names at {tmp_path}/names>", f"<Client at {tmp_path}/names>")
+    assert repr(client) == f"<Client at {tmp_path}/names, closed>"
+
+
 def test_names_for_asyncio(tmp_path: Path) -> None:
     async def main() -> None:
         with tb.serve(tmp_path / "names") as names:

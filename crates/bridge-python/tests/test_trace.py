@@ -324,7 +324,8 @@ def test_the_table() -> None:
             tb.to_numpy(torch.zeros(1024))
         tb.to_torch(np.zeros(1 << 18)[::-1])
         kind_of(lambda: tb.to_numpy(torch.zeros(1, requires_grad=True)))
-    heading, *lines = str(trace).splitlines()
+    heading, rule, *lines = str(trace).splitlines()
+    assert set(rule) == {"-", " "}
     assert re.split(r"  +", heading) == ["from", "to", "path", "reason", "tensors", "bytes", "median"]
     cells = [re.split(r"  +", line.strip()) for line in lines]
     assert cells[0][:-1] == ["numpy", "torch", trace.events[3].way, "negative strides", "1", "2.0 MiB"]

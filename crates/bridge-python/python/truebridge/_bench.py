@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from . import _core, _doctor, _host
 from ._frameworks import SPARING
 from ._progress import Progress, metered
-from ._report import Written, aligned
+from ._report import Table, Written
 from .errors import of_kind
 
 __all__ = ["Bench", "Copies", "Handoff", "bench"]
@@ -20,7 +20,7 @@ __all__ = ["Bench", "Copies", "Handoff", "bench"]
 _TRAFFIC = 2 * (64 << 20)
 
 #: The bar of the native function's time, and how many times as long the longest bar is.
-_WHOLE, _LONGEST = "█" * 10, 3
+_WHOLE, _LONGEST = "█" * 4, 3
 
 #: What the figures of both kinds are, for JSON.
 _UNITS = {
@@ -157,11 +157,8 @@ class Bench(Written):
                 row.update(ratio=measured.ratio, winner=measured.winner)
         return {**found, "units": _UNITS}
 
-    def __str__(self) -> str:
-        """Return the machine, and a table for each kind of figure."""
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+    def _parts(self) -> Iterator[str | Table]:
+        """Yield the machine, and a table for each kind of figure."""
         yield f"truebridge {self.version}, Python {self.python}, {self.date}"
         yield f"{self.system}; {self.processor}, {self.cores} in use"
         yield f"CUDA {self.driver}: {', '.join(self.gpus) or 'no device'}" if self.driver else "no CUDA driver"
@@ -172,42 +169,21 @@ class Bench(Written):
         if not self.handoffs:
             yield "No pair is in place here: `python -m truebridge doctor` says why."
             return
-        yield "A tensor of 1 MiB handed on: nanoseconds of a call on the host"
-        heads = [
-            "from",
-            "to",
-            "on",
-            "truebridge",
-            "DLPack",
-            "through NumPy",
-            "of DLPack",
-            "fastest",
-            f"{_WHOLE} DLPack",
-        ]
-        names = {"ours": "truebridge", "native": "DLPack", "host": "NumPy"}
+        yield f"A tensor of 1 MiB in place: ns of a call on the host. Shorter is better; {_WHOLE} is DLPack."
+        heads = ["pair", "on", "truebridge", "DLPack", "NumPy", "ratio", f"{_WHOLE} DLPack"]
         rows = [
-            [*_names(row), *map(_time, (row.ours, row.native, row.host)), *_judged(row, row.ratio, names)]
+            [*_names(row), *map(_time, (row.ours, row.native, row.host)), *_judged(row, row.ratio)]
             for row in self.handoffs
         ]
-        yield from aligned([heads, *rows], range(3, 7))
+        yield Table([heads, *rows], range(2, 6))
         yield ""
-        yield "A matrix of 64 MiB copied transposed: GB/s, read and written"
-        heads = [
-            "from",
-            "to",
-            "on",
-            "truebridge",
-            "the source",
-            "times as fast",
-            "fastest",
-            f"{_WHOLE} the source's time",
-        ]
-        names = {"ours": "truebridge", "native": "the source"}
+        yield f"A matrix of 64 MiB copied transposed: GB/s. Shorter is better; {_WHOLE} is the source."
+        heads = ["pair", "on", "truebridge", "source", "times", f"{_WHOLE} source"]
         copies = [
-            [*_names(row), *map(_speed, (row.ours, row.native)), *_judged(row, row.ratio and 1 / row.ratio, names)]
+            [*_names(row), *map(_speed, (row.ours, row.native)), *_judged(row, row.ratio and 1 / row.ratio)]
             for row in self.copies
         ]
-        yield from aligned([heads, *copies], range(3, 6))
+        yield Table([heads, *copies], range(2, 5))
 
 
 def bench(*, seconds: float = 10.0, timeout: float = 120.0, progress: Progress = None) -> Bench:
@@ -225,7 +201,7 @@ def bench(*, seconds: float = 10.0, timeout: float = 120.0, progress: Progress =
         Seconds that the process may take for everything else.
     progress : bool or function, optional
         Whether a line on standard error shows how far the call is. The default shows it on a terminal, after a second.
-        A function is called with the seconds that are measured and the total.
+        A function is called with the part of ``seconds`` that is done, and ``seconds``.
 
     Returns
     -------
@@ -252,7 +228,7 @@ def bench(*, seconds: float = 10.0, timeout: float = 120.0, progress: Progress =
     _doctor.check_seconds("seconds", seconds)
     _doctor.check_seconds("timeout", timeout)
     _doctor.check_executable("bench")
-    with metered(progress, "bench", "{:g} s".format) as meter:
+    with metered(progress, "bench", None) as meter:
         meter.expect(seconds)
 
         def hear(printed: str) -> None:
@@ -283,14 +259,14 @@ def bench(*, seconds: float = 10.0, timeout: float = 120.0, progress: Progress =
 
 
 def _names(row: Handoff | Copies) -> list[str]:
-    return [row.source, row.target, row.device]
+    return [f"{row.source} → {row.target}", row.device]
 
 
-def _judged(row: Handoff | Copies, ratio: float | None, names: dict[str, str]) -> list[str]:
-    """Return the cells of the ratio, of the fastest, and of the chart: the time beside that of the native function."""
+def _judged(row: Handoff | Copies, ratio: float | None) -> list[str]:
+    """Return the cells of the ratio and of the chart: the time beside that of the native function."""
     part = "" if row.ratio is None else _WHOLE[0] * max(1, round(len(_WHOLE) * min(row.ratio, _LONGEST)))
     more = " …" if row.ratio and row.ratio > _LONGEST else ""
-    return [_part(ratio), names.get(row.winner or "", "-"), part + more]
+    return [_part(ratio), part + more]
 
 
 def _time(nanoseconds: float | None) -> str:

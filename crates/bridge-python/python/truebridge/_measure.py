@@ -24,6 +24,8 @@ from ._report import told
 HANDED, COPIED = (512, 512), (4096, 4096)
 #: Rounds that warm caches and pools up, and do not count; the fewest and the most that do.
 WARM_UP, FEWEST, MOST = 2, 5, 500
+#: The parts of the work that importing takes, and of a table that finding the sizes of the batches takes.
+IMPORTS, SIZING = 0.25, 0.3
 #: The most calls of a batch, and the nanoseconds that one is to take.
 CALLS, BATCH = 100, 1_000_000
 
@@ -122,20 +124,20 @@ KINDS = {"handoffs": Kind(HANDED, False, _handoffs), "copies": Kind(COPIED, True
 def bench(seconds: str, tell: Tell) -> dict[str, Any]:
     """Measure for this time, and return the rows of each table, the versions, and what could not be imported."""
     modules, broken = {}, {}
-    for name in ALL:
-        if importlib.util.find_spec(name) is None:
-            continue
+    found = [name for name in ALL if importlib.util.find_spec(name) is not None]
+    for count, name in enumerate(found):
+        tell(IMPORTS * count / len(found))
         try:
             modules[name] = importlib.import_module(name)
         except BaseException as error:
             broken[name] = told(error)
     pairs = list(_pairs(modules))
-    each = 1 / len(KINDS)
+    each = (1 - IMPORTS) / len(KINDS)
     tables: dict[str, list[dict[str, Any]]] = {}
     for name, kind in KINDS.items():
-        before = each * len(tables)
+        before = IMPORTS + each * len(tables)
         tell(before)
-        tables[name] = _rows(kind, pairs, float(seconds) * each, _part_of(tell, before, each))
+        tables[name] = _rows(kind, pairs, float(seconds) / len(KINDS), _part_of(tell, before, each))
     versions = {name: str(getattr(module, "__version__", "unknown")) for name, module in modules.items()}
     return {"versions": versions, "broken": broken, **tables}
 
@@ -210,7 +212,10 @@ def _works(contender: Contender, side: Side, right: Any) -> bool:
 
 def _medians(kind: Kind, contenders: list[Contender], seconds: float, tell: Tell) -> list[float]:
     """Return the nanoseconds of each contender."""
-    calls = [_calls(kind, contender) for contender in contenders]
+    calls = []
+    for count, contender in enumerate(contenders):
+        tell(SIZING * count / len(contenders))
+        calls.append(_calls(kind, contender))
     taken: list[list[float]] = [[] for _ in contenders]
     began = time.monotonic()
     for turn in range(WARM_UP + MOST if contenders else 0):
@@ -218,7 +223,7 @@ def _medians(kind: Kind, contenders: list[Contender], seconds: float, tell: Tell
         if turn >= WARM_UP + FEWEST and elapsed > seconds:
             break
         # The time and the fewest rounds have to be over, both.
-        tell(min(elapsed / seconds, turn / (WARM_UP + FEWEST), 1.0))
+        tell(SIZING + (1 - SIZING) * min(elapsed / seconds, turn / (WARM_UP + FEWEST), 1.0))
         for contender, count, times in zip(contenders, calls, taken, strict=True):
             figure = _batch(kind, contender, count)
             if turn >= WARM_UP:

@@ -44,10 +44,11 @@ class Meter:
 
 
 @contextlib.contextmanager
-def metered(progress: Progress, what: str, size: Callable[[float], str], ago: float = 0.0) -> Iterator[Meter]:
+def metered(progress: Progress, what: str, size: Callable[[float], str] | None, ago: float = 0.0) -> Iterator[Meter]:
     """Yield the meter of a call that began ``ago`` seconds before.
 
-    ``what`` names the call in the line, and ``size`` makes words of its total.
+    ``what`` names the call in the line, and ``size`` makes words of its total. Without ``size`` the steps take
+    different times: the line has the time that has passed, and no estimate of what is left.
     """
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         text = f"progress is {progress!r:.80}: pass True, False, or a function that takes what is done and the total"
@@ -79,7 +80,7 @@ def _is_terminal() -> bool:
 class _Line:
     """A line that is written again and again."""
 
-    def __init__(self, what: str, size: Callable[[float], str], patience: float, ago: float) -> None:
+    def __init__(self, what: str, size: Callable[[float], str] | None, patience: float, ago: float) -> None:
         # The name of a file may hold what moves the cursor.
         self._what = "".join(letter if letter.isprintable() else "?" for letter in what)
         self._size = size
@@ -97,9 +98,10 @@ class _Line:
         if now < self._next and not (self._width and done >= total):
             return
         self._next = now + PERIOD
-        words = f"{self._what}: {done / total if total else 1:.0%} of {self._size(total)}"
+        words = f"{self._what}: {done / total if total else 1:.0%}"
+        words += f" of {self._size(total)}" if self._size else ""
         begun, before = self._first
-        if done >= total:
+        if done >= total or self._size is None:
             words += f", {now - self._start:.1f} s"
         elif done > before:
             words += f", {(now - begun) * (total - done) / (done - before):.0f} s left"

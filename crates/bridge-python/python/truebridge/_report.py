@@ -6,7 +6,7 @@ import dataclasses
 import html
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 __all__ = ["Finding", "Framework", "Gpu", "Matrix", "Pair", "Report"]
 
@@ -32,16 +32,65 @@ FindingKind = Literal[
 ]
 
 
+class Table(NamedTuple):
+    """A head and rows of cells. The columns in ``numbers`` stand on the right."""
+
+    rows: list[list[str]]
+    numbers: range = range(0)
+
+    def __str__(self) -> str:
+        """Return lines of text, with a rule below the head."""
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+
+        def line(cells: list[str]) -> str:
+            padded = (
+                cell.rjust(width) if index in self.numbers else cell.ljust(width)
+                for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            )
+            return "  ".join(padded).rstrip()
+
+        head, *rows = self.rows
+        return "\n".join([line(head), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+    def as_html(self) -> str:
+        """Return a table of HTML."""
+
+        def line(cells: list[str], tag: str) -> str:
+            sides = ("right" if index in self.numbers else "left" for index in range(len(cells)))
+            made = (
+                f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>'
+                for cell, side in zip(cells, sides, strict=True)
+            )
+            return f"<tr>{''.join(made)}</tr>"
+
+        head, *rows = self.rows
+        body = "".join(line(row, "td") for row in rows)
+        return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
 class Shown:
-    """What is shown as its text, also in a notebook."""
+    """What is shown as its text, and in a notebook with tables of HTML, which an export keeps."""
+
+    def _parts(self) -> Iterator[str | Table]:
+        """Yield the lines and the tables."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return "\n".join(map(str, self._parts()))
 
     def __repr__(self) -> str:
         """Return the text."""
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Return the text in columns that stay aligned."""
-        return f'<pre style="line-height: 1.3">{html.escape(str(self))}</pre>'
+        """Return the lines and the tables as HTML."""
+        made = (part.as_html() if isinstance(part, Table) else _line(part) for part in self._parts())
+        return f"<div>{''.join(made)}</div>"
+
+
+def _line(text: str) -> str:
+    return f'<div style="white-space: pre-wrap">{html.escape(text) or "&nbsp;"}</div>'
 
 
 class Written(Shown):
@@ -103,10 +152,11 @@ class Matrix(Written):
 
     pairs: tuple[Pair, ...]
 
-    def __str__(self) -> str:
-        """Return a table with a row per framework and device, and the reasons below it."""
+    def _parts(self) -> Iterator[str | Table]:
+        """Yield a table with a row per framework and device, and the reasons."""
         if not self.pairs:
-            return "no pairs: fewer than two frameworks can be imported here"
+            yield "no pairs: fewer than two frameworks can be imported here"
+            return
         targets = list(dict.fromkeys(pair.target for pair in self.pairs))
         reasons = list(dict.fromkeys(pair.reason for pair in self.pairs if pair.reason))
         rows: dict[tuple[str, str], dict[str, str]] = {}
@@ -115,7 +165,8 @@ class Matrix(Written):
             rows.setdefault((pair.source, pair.device), {})[pair.target] = pair.way + mark
         table = [["from", "on", *(f"to {target}" for target in targets)]]
         table += [[*row, *(ways.get(target, "") for target in targets)] for row, ways in rows.items()]
-        return "\n".join([*aligned(table), *(f"[{number}] {text}" for number, text in enumerate(reasons, 1))])
+        yield Table(table)
+        yield from (f"[{number}] {text}" for number, text in enumerate(reasons, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,11 +277,7 @@ class Report(Written):
     matrix: Matrix
     findings: tuple[Finding, ...]
 
-    def __str__(self) -> str:
-        """Return the report as a page of text."""
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+    def _parts(self) -> Iterator[str | Table]:
         yield f"truebridge {self.version}, Python {self.python} ({self.executable})"
         cuda = f"CUDA {self.driver}" if self.driver else "no CUDA driver"
         yield cuda + (f", kernel module {self.module}" if self.module else "")
@@ -240,10 +287,12 @@ class Report(Written):
         yield ""
         table = [["framework", "version", "built for", "CUDA devices", "allocator", "imported"]]
         table += [[_shown(value) for value in dataclasses.astuple(framework)] for framework in self.frameworks]
-        yield from aligned(table)
+        yield Table(table)
         if self.missing:
             yield f"not installed: {', '.join(self.missing)}"
-        yield from ("", str(self.matrix), "")
+        yield ""
+        yield from self.matrix._parts()
+        yield ""
         if not self.findings:
             yield "No problem was found."
             return
@@ -254,20 +303,6 @@ class Report(Written):
 
 def _shown(value: str | int | bool | None) -> str:
     return {True: "yes", False: "no", None: "-"}[value] if value is None or isinstance(value, bool) else str(value)
-
-
-def aligned(rows: list[list[str]], numbers: range = range(0)) -> list[str]:
-    """Return the lines of a table with a rule below its head. These columns are numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-    def line(cells: list[str]) -> str:
-        padded = (
-            cell.rjust(width) if index in numbers else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join(padded).rstrip()
-
-    return [line(rows[0]), "  ".join("-" * width for width in widths), *map(line, rows[1:])]
 
 
 def size(nbytes: float) -> str:

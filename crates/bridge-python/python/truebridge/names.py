@@ -78,7 +78,12 @@ class Client:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Connect to the process that serves names at ``path``."""
         self._client = _core.Client(path)
+        self._path = os.fsdecode(path)
         self._closed = False
+
+    def __repr__(self) -> str:
+        """Return the path, and whether the connection is closed."""
+        return f"<{type(self).__name__} at {self._path}{', closed' if self._closed else ''}>"
 
     def put(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
         """Share a tensor or a tree under a name.

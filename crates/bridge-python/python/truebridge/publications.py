@@ -313,3 +313,7 @@ class Subscription:
     def version(self) -> int:
         """The version that was copied last; 0 before the first."""
         return self._subscription.version
+
+    def __repr__(self) -> str:
+        """Return the name and the version."""
+        return f"<Subscription to {self._name!r:.80}, version {self.version}>"

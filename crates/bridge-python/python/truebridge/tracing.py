@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
 from ._events import Event
-from ._report import Shown, size
+from ._report import Shown, Table, size
 from .errors import BridgeError, of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
 __all__ = ["Event", "Row", "Trace", "trace"]
@@ -155,17 +155,16 @@ class Trace(Shown):
         ]
         return sorted(rows, key=lambda row: (-row.nbytes, row[:4]))
 
-    def __str__(self) -> str:
-        """Return a table of the rows."""
+    def _parts(self) -> Iterator[str | Table]:
+        """Yield a table of the rows."""
         dropped = self.dropped
-        table = [("from", "to", "path", "reason", "tensors", "bytes", "median")]
-        table += [(*row[:4], str(row.tensors), size(row.nbytes), _time(row.median)) for row in self.rows()]
-        lines = [_line(cells, [max(map(len, column)) for column in zip(*table, strict=True)]) for cells in table]
-        if len(table) == 1:
-            lines = ["No transfers were recorded."]
+        rows = [[*row[:4], str(row.tensors), size(row.nbytes), _time(row.median)] for row in self.rows()]
+        if rows:
+            yield Table([["from", "to", "path", "reason", "tensors", "bytes", "median"], *rows], range(4, 7))
+        else:
+            yield "No transfers were recorded."
         if dropped:
-            lines.append(f"{dropped} older events were dropped: pass limit= to keep more.")
-        return "\n".join(lines)
+            yield f"{dropped} older events were dropped: pass limit= to keep more."
 
     def chrome(self) -> dict[str, Any]:
         """Return the calls as trace events of Chrome, which Perfetto reads.
@@ -278,12 +277,6 @@ def _median(events: list[Event]) -> int:
     """Return the median host time of a tensor, the lower one of two."""
     times = sorted(event.duration // max(event.tensors, 1) for event in events)
     return times[(len(times) - 1) // 2]
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    """Return a line of the table: numbers stand on the right."""
-    texts, numbers = zip(cells[:4], widths[:4], strict=True), zip(cells[4:], widths[4:], strict=True)
-    return "  ".join([*(f"{text:<{width}}" for text, width in texts), *(f"{text:>{width}}" for text, width in numbers)])
 
 
 def _time(nanoseconds: float) -> str:
