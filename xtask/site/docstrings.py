@@ -34,20 +34,25 @@ PACKAGE = CRATES / "bridge-python/python/truebridge"
 
 #: A documented item that Python sees: the indentation, the comment, the attributes, and the name.
 ITEM = re.compile(
-    r"^( *)(///.*\n(?: *(?:///|#\[doc = ).*\n)*)((?: *#\[(?:.*|.*\n.*\n.*)\]\n)*) *(?:pub(?:\([\w ]+\))? )?"
+    r"^( *)(///.*\n(?: *(?:///|#\[doc = ).*\n)*)((?: *#\[(?:.*|.*\n(?:.*\n){1,2}.*)\]\n)*) *(?:pub(?:\([\w ]+\))? )?"
     r"(?:fn|struct|enum) (?:r#)?(\w+)",
     re.M,
 )
 INCLUDED = re.compile(r'^ *#\[doc = include_str!\("(.*)"\)\]\n', re.M)
 SEEN = re.compile(r"#\[(pyfunction|pyclass|getter|new|staticmethod|pyo3)")
-SIGNATURE = re.compile(r"signature = (\(.*?\))\)\]", re.S)
+#: The signature that a reader sees, where it differs from what the function takes.
+SIGNATURE = re.compile(r"text_signature = \"(\(.*?\))\"|signature = (\(.*?\))\)\]", re.S)
 NAME = re.compile(r'name = "(\w+)"')
 IMPL = re.compile(r"^impl(?:<.*?>)? (\w+)", re.M)
 
 #: Functions with the keywords of conversions, and the keywords in the macro that defines them.
 WITH_KEYWORDS = re.compile(r"^takes_keywords! \{\n(.*?)^\}", re.M | re.S)
 HEAD = re.compile(r"^fn (\w+)\(([\w, ]+); keywords\)", re.M)
-DEFAULTS = re.compile(r"signature = \(\s*\$\(\$argument,\)\+ (\*,.*?)\s*\)\)\]", re.S)
+DEFAULTS = re.compile(r"signature = \(\s*\$\(\$argument,\)\+ (\*,.*?), \*\*unknown\s*\)", re.S)
+
+
+#: The public names, which have a place in the reference.
+NAMES = set(re.findall(r'^    "(\w+)",$', (PACKAGE / "__init__.py").read_text(), re.M))
 
 
 class Item(NamedTuple):
@@ -77,7 +82,7 @@ def items() -> Iterator[Item]:
             seen = named[1] if named else name
             if not indentation:
                 classes[name] = seen
-            yield Item(classes.get(owner, owner), seen, text, signature and signature[1])
+            yield Item(classes.get(owner, owner), seen, text, signature and (signature[1] or signature[2]))
 
 
 def written_out(source: str) -> str:
@@ -114,7 +119,16 @@ class RustDocstrings(griffe.Extension):
         if obj.docstring:
             text, *also = re.split(r"(?<=\nSee Also\n--------\n)", obj.docstring.value, maxsplit=1)
             also = [re.sub(r"^([\w.]+) : ", r"- `\1`: ", part, flags=re.M) for part in also]
-            obj.docstring.value = re.sub(r"::$", ":", "".join([text, *also]), flags=re.M)
+            obj.docstring.value = linked(re.sub(r"::$", ":", "".join([text, *also]), flags=re.M))
+
+
+def linked(text: str) -> str:
+    """Return a docstring whose "As for ``name``" is a link to that name."""
+
+    def link(found: re.Match[str]) -> str:
+        return f"{found[1]} [`{found[2]}`][truebridge.{found[2]}]" if found[2] in NAMES else found[0]
+
+    return re.sub(r"\b([Aa]s (?:for|from)) ``(\w+)``", link, text)
 
 
 def callable_in(core: griffe.Module, name: str, signature: str) -> None:
@@ -134,7 +148,7 @@ def callable_in(core: griffe.Module, name: str, signature: str) -> None:
 
 def docstring(text: str, of: griffe.Object) -> griffe.Docstring:
     """Return a docstring. Members of a class get no parser from the handler of mkdocstrings."""
-    return griffe.Docstring(text, parent=of, parser="numpy")
+    return griffe.Docstring(linked(text), parent=of, parser="numpy")
 
 
 def put(module: griffe.Module, name: str, signature: str, text: str | None) -> None:

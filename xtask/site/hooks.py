@@ -40,14 +40,15 @@ CODE = re.compile(r"(^(?:```|~~~~).*?^(?:```|~~~~)$|`[^`\n]+`)", re.M | re.S)
 REFERENCE = {
     "conversions": (
         "Conversions",
-        "to_ convert copy plan Plan record_stream profile stats Target",
+        "to_torch to_numpy to_cupy to_jax to_tensorflow convert plan Plan copy copier Copier record_stream "
+        "lend Loan call to_onnxruntime reshard profile stats Target",
     ),
     "pairs": ("Pairs", "convert_"),
     "files": ("Files", "save load"),
     "processes": (
         "Other processes",
         "share open revoke Ticket processes.configure processes.held processes.road "
-        "serve connect names.Names names.Client ray",
+        "serve connect names.Names names.Client publications ray",
     ),
     "tensorflow": ("TensorFlow", "tensorflow tensorflow1"),
     "jax": ("JAX", "jax"),
@@ -68,7 +69,11 @@ KEYWORDS = {
     "howto/jax-to-pytorch.md": "jax to torch",
     "howto/pytorch-gpu-to-tensorflow.md": "torch to tf",
     "howto/tensorflow-to-pytorch.md": "tf to torch",
-    "install.md": "pip install",
+    "howto/weights.md": "weight sync",
+    "doctor.md": "benchmark bench",
+    "files.md": "safetensors tensorflow",
+    "install.md": "pip install windows macos amd rocm licence license",
+    "python.md": "jupyter notebook plan",
     "tensorflow.md": "tensorflow 1.15",
     "troubleshooting.md": "error exception OOM",
     "what-crosses.md": "dtype int8 int16 int32 int64 uint8 float16 float32 float64",
@@ -120,8 +125,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     page.meta.setdefault("description", described(markdown))
     if path in KEYWORDS:
         page.meta["tags"] = KEYWORDS[path].split()
-    # Sources of programs, and reports, would come before the pages that explain them.
-    if "." in PurePosixPath(path).stem or path.startswith("results/20"):
+    # Sources of programs, reports and lists of names would come before the pages that explain them.
+    if "." in PurePosixPath(path).stem or path.startswith(("results/20", "reference/index")):
         page.meta["search"] = {"exclude": True}
     markdown = SHOWN.sub(lambda mark: fenced(ROOT / source(path, mark[1])), markdown)
     # Code hosts read Markdown in this element, and the site where it is told to.
@@ -194,7 +199,13 @@ def fenced(file: Path) -> str:
 
 
 def reference() -> Iterator[tuple[str, str]]:
-    """Yield the pages of the reference."""
+    """Yield the pages of the reference, and one that lists them."""
+    lines = ["# API reference", "The functions of `truebridge`, in the order in which programs use them."]
+    for path, (title, listed) in REFERENCE.items():
+        names = [name for part in listed.split() for name in meant(part)]
+        shown = ", ".join(f"[`{name.split('.')[-1]}`][truebridge.{name}]" for name in names)
+        lines.append(f"- **[{title}]({path}.md)**: {shown}")
+    yield "reference/index.md", "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]) + "\n"
     for path, (title, listed) in {**REFERENCE, REST: ("More", " ".join(rest()))}.items():
         blocks = [f"# {title}"]
         blocks.extend(f"::: truebridge.{name}" for part in listed.split() for name in meant(part))
@@ -211,7 +222,8 @@ def rest() -> list[str]:
     """Return the public names that REFERENCE has no place for. Those of errors are on the page of their module."""
     parts = [part for _, listed in REFERENCE.values() for part in listed.split()]
     shown = {name.partition(".")[0] for part in parts for name in meant(part)} | {*REFERENCE}
-    return [name for name in public() if name not in shown and not name.startswith(("Bridge", "__"))]
+    errors = {name for name in public() if name.startswith("Bridge") or name.endswith("Warning")}
+    return [name for name in public() if name not in shown | errors and not name.startswith("__")]
 
 
 def public() -> list[str]:
