@@ -78,6 +78,16 @@ KEYWORDS = {
     "troubleshooting.md": "error exception OOM",
     "what-crosses.md": "dtype int8 int16 int32 int64 uint8 float16 float32 float64",
 }
+#: The page with verdicts. By sign: the verdict, and what stands in its cell.
+SCOREBOARD = "scoreboard.md"
+VERDICTS = {
+    "✓": ("right", "✓"),
+    "◷": ("waits", "◷ waits"),
+    "r": ("refused", "refused"),
+    "<strong>✗</strong>": ("wrong", "✗ wrong"),
+    "–": ("not-offered", "–"),
+    "?": ("unknown", "?"),
+}
 #: The most letters of a description of a page.
 DESCRIPTION = 160
 #: The page of the names that no other page shows.
@@ -126,7 +136,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if path in KEYWORDS:
         page.meta["tags"] = KEYWORDS[path].split()
     # Sources of programs, reports and lists of names would come before the pages that explain them.
-    if "." in PurePosixPath(path).stem or path.startswith(("results/20", "reference/index")):
+    if "." in PurePosixPath(path).stem or path.startswith(("results/20", "reference/index", "questions")):
         page.meta["search"] = {"exclude": True}
     markdown = SHOWN.sub(lambda mark: fenced(ROOT / source(path, mark[1])), markdown)
     # Code hosts read Markdown in this element, and the site where it is told to.
@@ -138,6 +148,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         for part in parts[::2]
     )
     return "".join(parts)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Give the verdicts of the scoreboard their words and colours."""
+    if page.file.src_uri != SCOREBOARD:
+        return html
+    return re.sub(r"<td>([^<>]|<strong>.</strong>)</td>", lambda cell: judged(cell[0], cell[1]), html)
+
+
+def judged(cell: str, sign: str) -> str:
+    """Return a cell of the scoreboard with the word for its sign."""
+    if sign not in VERDICTS:
+        return cell
+    kind, shown = VERDICTS[sign]
+    return f'<td class="verdict {kind}" title="{kind}">{shown}</td>'
 
 
 def described(markdown: str) -> str:

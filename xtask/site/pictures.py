@@ -159,24 +159,22 @@ AREAS = {made.__name__: made for made in (handoff, copies, moves, tickets, trees
 
 
 def picture(links: str, area: str) -> str:
-    """The picture of an area, with its figures as the text alternative."""
+    """The picture of an area, and its figures as a table."""
     made = AREAS[area]()
     folder = links[: -len("results")] + FOLDER
-    return f"![{words(made)}]({folder}/{area}.svg)\n\nFrom {made.reports(links)}."
-
-
-def words(made: Picture) -> str:
-    """Return the figures as a sentence."""
-    groups = (
-        f"{group.what}: {', '.join(f'{who} {made.said(much)}' for who, much in group.bars)}" for group in made.groups
+    rows = [f"| {group.what} | {who} | {made.said(much)} |" for group in made.groups for who, much in group.bars]
+    figures = "\n".join(["| what | who | figure |", "| --- | --- | --: |", *rows])
+    return (
+        f"![{made.title}]({folder}/{area}.svg)\n\nFrom {made.reports(links)}.\n\n"
+        f"<details>\n<summary>The figures</summary>\n\n{figures}\n\n</details>"
     )
-    return f"{made.title}. {'; '.join(groups)}."
 
 
 def drawn(area: str) -> str:
     """Return the picture of an area as SVG, for light and dark grounds."""
     made = AREAS[area]()
-    lines, y = [text(0, LINE, made.title, "title")], 2 * LINE
+    scale = "a full bar is 100 %" if made.full else "each group of bars has a scale of its own"
+    lines, y = [text(0, LINE, made.title, "title"), text(0, 2 * LINE, scale, "source")], 3 * LINE
     for number, group in enumerate(made.groups):
         lines.append(text(0, y + LINE, group.what, "what"))
         y += LINE + 6

@@ -24,6 +24,9 @@ SIGNS = {
     "not run": "…",
 }
 
+#: What readers look for first.
+FIRST = ("order", "release order")
+
 DEVICES = {GPU: "On a GPU", HOST: "On the host"}
 SUBJECT = {OWN: "**The frameworks' own functions**", OURS: "**truebridge**"}
 WHO = {OWN: "the frameworks' own functions", OURS: "truebridge"}
@@ -38,6 +41,7 @@ def body(report: Report) -> str:
     """Return the page without its title."""
     parts = [
         summary(report),
+        _at_a_glance(report),
         f"{about(report)}\n\nThese are experiments. They prove errors, and never their absence: ✓ says that a program "
         "saw no error, not that there is none.",
         _counts(report),
@@ -81,6 +85,23 @@ def about(report: Report) -> str:
     return f"{where}; {host['cpu']}; Python {host['python']}; {versions}; {report.date[:10]}.{missing}"
 
 
+def _at_a_glance(report: Report) -> str:
+    """Return for each property that something gets wrong in how many pairs, and in which."""
+    names = labels()
+    lines = []
+    for one in sorted(PROPERTIES, key=lambda one: one.name not in FIRST):
+        cells = []
+        for by in WHO:
+            judged = {(row.source, row.target) for row in report.rows if row.property == one.name and row.by == by}
+            rows = [row for row in report.rows if row.property == one.name and row.by == by and row.verdict == "wrong"]
+            wrong = dict.fromkeys((row.source, row.target) for row in rows)
+            pairs = ", ".join(f"{names[source]} → {names[target]}" for source, target in wrong)
+            cells.append(f"{len(wrong)} of {len(judged)}" + (f": {pairs}" if wrong else ""))
+        if ":" in "".join(cells):
+            lines.append((f"**{one.name}**", *cells))
+    return _table(("wrong in", *WHO.values()), lines) if lines else ""
+
+
 def _counts(report: Report) -> str:
     used = [verdict for verdict in WORDS if any(row.verdict == verdict for row in report.rows)]
     lines = []
@@ -96,15 +117,25 @@ def _matrix(report: Report, on: str, by: str) -> str:
     rows = [row for row in report.rows if row.on == on and row.by == by]
     if not rows:
         return ""
-    columns = [one.name for one in PROPERTIES if any(row.property == one.name for row in rows)]
+    named = sorted(PROPERTIES, key=lambda one: one.name not in FIRST)
+    columns = [one.name for one in named if any(row.property == one.name for row in rows)]
     found = {(row.source, row.target, row.property): row.verdict for row in rows}
     names = labels()
-    lines = [
-        (f"{names[one]} → {names[other]}", *(SIGNS.get(found.get((one, other, name), ""), "") for name in columns))
-        for one, other in dict.fromkeys((row.source, row.target) for row in rows)
-    ]
+    lines, apart = [], []
+    for one, other in dict.fromkeys((row.source, row.target) for row in rows):
+        verdicts = [found.get((one, other, name), "") for name in columns]
+        cells = (f"{names[one]} → {names[other]}", *(SIGNS.get(verdict, "") for verdict in verdicts))
+        # Frameworks without a device in common are asked about few properties.
+        (lines if found.get((one, other, "values")) else apart).append(cells)
     head = ("", *columns)
-    return f"## {DEVICES[on]}: {WHO[by]}\n\n{_table(head, lines)}"
+    parts = [f"## {DEVICES[on]}: {WHO[by]}", _table(head, lines)]
+    if apart:
+        used = [0, *(i for i in range(1, len(head)) if any(cells[i] for cells in apart))]
+        table = _table([head[i] for i in used], ([cells[i] for i in used] for cells in apart))
+        parts.append(
+            f"<details>\n<summary>Pairs without a device in common: {len(apart)}</summary>\n\n{table}\n\n</details>"
+        )
+    return "\n\n".join(parts)
 
 
 def _properties(report: Report) -> str:
