@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -287,6 +288,9 @@ def test_the_page_says_what_is_wrong(report: Path) -> None:
     assert text == page.whole(read)
     assert "They prove errors, and never their absence" in text
     assert "| NumPy → PyTorch | ✓ |" in text
+    # Who is wrong where comes before the machine and the matrices.
+    first = text.partition("## ")[0]
+    assert re.search(r"\| \*\*negative\*\* \| 1 of \d+: NumPy → PyTorch \| 0 of \d+ \|", first)
     assert "x = torch.tensor([1 + 2j, 3 + 4j], device=&quot;cpu&quot;).conj().imag" in text
     assert EXPECTATION in text
 

@@ -26,6 +26,8 @@ SIGNS = {
 
 #: What readers look for first.
 FIRST = ("order", "release order")
+#: What frameworks without a device in common are asked.
+APART = ("no such device", "to the host")
 
 DEVICES = {GPU: "On a GPU", HOST: "On the host"}
 SUBJECT = {OWN: "**The frameworks' own functions**", OURS: "**truebridge**"}
@@ -125,8 +127,8 @@ def _matrix(report: Report, on: str, by: str) -> str:
     for one, other in dict.fromkeys((row.source, row.target) for row in rows):
         verdicts = [found.get((one, other, name), "") for name in columns]
         cells = (f"{names[one]} → {names[other]}", *(SIGNS.get(verdict, "") for verdict in verdicts))
-        # Frameworks without a device in common are asked about few properties.
-        (lines if found.get((one, other, "values")) else apart).append(cells)
+        asked = {name for name, verdict in zip(columns, verdicts, strict=True) if verdict}
+        (apart if asked <= set(APART) else lines).append(cells)
     head = ("", *columns)
     parts = [f"## {DEVICES[on]}: {WHO[by]}", _table(head, lines)]
     if apart:
