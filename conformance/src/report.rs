@@ -28,6 +28,9 @@ pub const SCHEMA: u32 = 1;
 pub struct Host {
     /// When, in UTC (RFC 3339).
     pub date: String,
+    /// The commit of the checkout that ran, if it was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
     /// The operating system.
     pub os: String,
     /// The processor.

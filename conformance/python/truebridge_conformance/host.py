@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def describe(*names: str) -> dict[str, Any]:
             versions[name], refused[name], host_only[name] = subject.libraries()
     return {
         "date": _host.date(),
+        "commit": _commit(),
         "os": _host.system(),
         "cpu": _host.processor(),
         "cores": _host.cores(),
@@ -51,6 +53,16 @@ def describe(*names: str) -> dict[str, Any]:
         "driver": driver,
         "gpus": gpus,
     }
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout that this file is in."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 def _version(module: str, distributions: list[str]) -> str | None:

@@ -9,7 +9,8 @@ use std::fmt::Write;
 
 /// Returns the page of a run.
 pub(super) fn page(report: &Report, history: &History) -> String {
-    let title = format!("Conformance on {}", report.device);
+    let commit = report.host.commit.as_ref().map_or(String::new(), |commit| format!(", commit {commit}"));
+    let title = format!("truebridge {}{commit}: conformance on {}", env!("CARGO_PKG_VERSION"), report.device);
     let body = [
         heading(report, &title),
         failures(report),
@@ -67,9 +68,18 @@ fn card(failure: &Broken<'_>) -> String {
         false => ("card", String::new()),
     };
     let title = escaped(&failure.full_title());
-    let mut text = format!("<article class=\"{class}\">\n<h3>{title}{known}</h3>\n<p>{}</p>\n", escaped(reason));
+    let mut text = format!("<article class=\"{class}\">\n<h3>{title}{known}</h3>\n<dl class=\"told\">\n");
+    let mut tell = |what: &str, said: &str| text += &format!("<dt>{what}</dt><dd>{}</dd>\n", escaped(said));
+    if let Some((case, [from, to])) = case {
+        tell("What was called", &format!("{from} → {to}, of {}; {}", case.spec, words::copy(case.copy)));
+    }
+    tell("What came out", reason);
+    if let Some(property) = property(name) {
+        tell("What should have", property.doc);
+    }
+    text += "</dl>\n";
     if let Some(replay) = replay {
-        text += &format!("<pre class=\"command\">{}</pre>\n", escaped(replay));
+        text += &format!("<p class=\"soft\">Run it again:</p>\n<pre class=\"command\">{}</pre>\n", escaped(replay));
     }
     if let Some((case, names)) = case {
         text += &picture(case, name, *names);
@@ -140,7 +150,8 @@ fn pairs(report: &Report) -> String {
     }
     let idle = idle(report, &names);
     names.retain(|name| !idle.iter().any(|(_, all)| all.contains(name)));
-    let heading = |name: &&str| format!("<th scope=\"col\" title=\"{}\">{}</th>", escaped(states(name)), escaped(name));
+    let heading =
+        |name: &&str| format!("<th scope=\"col\">{}<small>{}</small></th>", escaped(name), escaped(states(name)));
     let heading: String = names.iter().map(heading).collect();
     let row = |pair: &PairReport| {
         let cells: String = names.iter().map(|name| cell(pair, name)).collect();
@@ -157,15 +168,10 @@ fn pairs(report: &Report) -> String {
             format!("<p class=\"soft\">Without a column, because they were judged for no pair: {all}.</p>\n")
         }
     };
-    let states: String = PROPERTIES
-        .iter()
-        .map(|property| format!("<dt>{}</dt><dd>{}.</dd>\n", escaped(property.name), escaped(property.doc)))
-        .collect();
     format!(
         "<section id=\"pairs\">\n<h2>Pairs</h2>\n<p class=\"soft\">✓ passed, ✗ failed, † the process died, ○ failed as \
          expected, · does not apply.{native}</p>\n<div class=\"scroll full\"><table class=\"matrix\"><thead><tr><th></th>\
-         {heading}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n{idle}<details><summary>What the properties state\
-         </summary><dl>\n{states}</dl></details>\n</section>\n"
+         {heading}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n{idle}</section>\n"
     )
 }
 

@@ -40,7 +40,12 @@ fn report() -> Report {
         command: "cargo xtask conformance".into(),
         cases: 1000,
         schema: SCHEMA,
-        host: Host { date: "2026-01-02T03:04:05Z".into(), gpus: vec!["H200".into()], ..Host::default() },
+        host: Host {
+            date: "2026-01-02T03:04:05Z".into(),
+            commit: Some("0123abcd".into()),
+            gpus: vec!["H200".into()],
+            ..Host::default()
+        },
         device: "cuda:0".into(),
         seed: 5,
         pairs: vec![pair("torch", "cupy", good), pair("cupy", "torch", bad)],
@@ -180,6 +185,10 @@ fn the_page_shows_failures_first_with_their_case_and_command() {
     assert!(at("id=\"failures\"") < at("id=\"pairs\"") && at("id=\"pairs\"") < at("id=\"coverage\""));
     assert!(page.contains(&html::escaped(REPLAY)) && page.contains("&lt;wrong&gt;") && !page.contains("<wrong>"));
     assert!(at("class=\"layout\"") < at("id=\"pairs\""));
+    assert!(at("What was called") < at("What came out") && at("What came out") < at("What should have"));
+    assert!(at("What should have") < at(&html::escaped(REPLAY)));
+    let title = format!("<title>truebridge {}, commit 0123abcd: conformance on ", env!("CARGO_PKG_VERSION"));
+    assert!(page.contains(&title), "{page}");
     assert!(page.contains("<small class=\"bad\">wrong 7, refused 1 of 10</small>"));
     assert!(page.contains("†") && page.contains("class=\"runs\""));
     let passed = Report { pairs: report.pairs[..1].to_vec(), ..Report::default() };
@@ -191,9 +200,8 @@ fn the_page_says_what_properties_state_and_leaves_out_columns_that_apply_to_no_p
     let mut report = report();
     let page = |report: &Report| html::page(report, &History::default());
     let text = page(&report);
-    let column = "what the owner's stream had still to write\">order</th>";
-    assert!(text.contains("<th scope=\"col\" title=\"the elements arrive bit for bit\">values</th>"), "{text}");
-    assert!(text.contains("<dt>values</dt><dd>the elements arrive bit for bit.</dd>"), "{text}");
+    let column = "what the owner's stream had still to write</small></th>";
+    assert!(text.contains("<th scope=\"col\">values<small>the elements arrive bit for bit</small></th>"), "{text}");
     assert!(text.contains("own way in the same cases") && text.contains(column) && !text.contains("Without a column"));
 
     let none = property("order", Verdict::NotApplicable, Some("the device has no <streams>"));
