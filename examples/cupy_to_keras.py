@@ -1,8 +1,8 @@
 """Preprocess images in CuPy and classify them with a Keras model. On a GPU the batch never visits the host.
 
-Install ``truebridge tensorflow cupy-cuda12x``. Without a GPU, NumPy stands in for CuPy::
+Without a GPU, NumPy stands in for CuPy::
 
-    python examples/cupy_to_keras.py
+    pip install . tensorflow cupy-cuda12x && python examples/cupy_to_keras.py
 """
 
 import argparse

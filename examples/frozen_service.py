@@ -1,9 +1,9 @@
 """Serve a frozen model of TensorFlow 1.15 inside a PyTorch program: HTTP requests, answered by threads in parallel.
 
-PyTorch unpacks a camera's frame, the old graph corrects it in place, and PyTorch reads the result in place. Install
-``truebridge torch tensorflow``, unpack the wheel of TensorFlow 1.15, and name its folder::
+PyTorch unpacks a camera's frame, the old graph corrects it in place, and PyTorch reads the result in place. Unpack
+the wheel of TensorFlow 1.15, and name its folder::
 
-    python examples/frozen_service.py tensorflow-1.15.5/tensorflow_core
+    pip install . torch tensorflow && python examples/frozen_service.py tensorflow-1.15.5/tensorflow_core
 """
 
 import argparse

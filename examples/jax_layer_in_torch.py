@@ -1,8 +1,8 @@
 """Train a PyTorch model with a layer of JAX in it, and compare the time of a step with that of its halves.
 
-The layer is a function of parameters and a batch, as Flax's ``model.apply`` is. Install ``truebridge torch jax``::
+The layer is a function of parameters and a batch, as Flax's ``model.apply`` is::
 
-    python examples/jax_layer_in_torch.py
+    pip install . torch jax && python examples/jax_layer_in_torch.py
 """
 
 import statistics

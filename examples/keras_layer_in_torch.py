@@ -1,8 +1,8 @@
 """Train a PyTorch model that has a layer of Keras in its middle: one backward pass, one optimizer.
 
-The parameters of the layer are the variables of TensorFlow, in place. Install ``truebridge torch tensorflow``::
+The parameters of the layer are the variables of TensorFlow, in place::
 
-    python examples/keras_layer_in_torch.py
+    pip install . torch tensorflow && python examples/keras_layer_in_torch.py
 """
 
 import argparse

@@ -2,10 +2,9 @@
 
 TensorFlow takes compact tensors only, so a permutation is one copy. It is made first, while an element has one byte:
 truebridge reorders, and on the way moves the batch to the GPU if there is one; ``tf.cast`` then makes floats. The
-other order, in place and then ``tf.transpose(tf.cast(x))``, permutes four times as many bytes. Install
-``truebridge torch tensorflow``::
+other order, in place and then ``tf.transpose(tf.cast(x))``, permutes four times as many bytes::
 
-    python examples/loader_to_tensorflow.py
+    pip install . torch tensorflow && python examples/loader_to_tensorflow.py
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Train in PyTorch, and serve the weights from another process in TensorFlow while they change.
 
 The trainer shares the memory of its parameters once, under a name. The server opens it as tensors of TensorFlow, and
-sees every step of the optimizer: no copy, no message. Install ``truebridge torch tensorflow``::
+sees every step of the optimizer: no copy, no message::
 
-    python examples/shared_weights.py
+    pip install . torch tensorflow && python examples/shared_weights.py
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Prepare images with PyTorch and classify them with a function that JAX has compiled, without a host wait between.
 
-Install ``truebridge torch jax``::
+Of a checkout::
 
-    python examples/torch_to_jax.py
+    pip install . torch jax && python examples/torch_to_jax.py
 """
 
 import argparse

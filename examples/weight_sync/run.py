@@ -1,9 +1,10 @@
 """Synchronise weights between a trainer and an engine, and kill either of them now and then.
 
 The trainer publishes a version after each step, the engine serves from the newest one. Each may be killed at any time,
-and started again, while the other goes on. Install ``truebridge torch``, for other trainers ``jax`` or ``tensorflow``
-as well::
+and started again, while the other goes on. Without options it ends within half a minute::
 
+    pip install . torch
+    python examples/weight_sync/run.py
     python examples/weight_sync/run.py --updates 1000 --kills 10
     python examples/weight_sync/run.py --trainer jax
 """
@@ -83,8 +84,8 @@ def main() -> None:
     """Start both, kill either at random, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trainer", choices=["torch", "jax", "tensorflow"], default="torch")
-    parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=1)
     parser.add_argument("--count", type=int, default=300, help="tensors")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

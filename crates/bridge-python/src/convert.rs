@@ -21,7 +21,7 @@ takes_keywords! {
     /// torch.Tensor or container
     ///     In place, or a copy. For a container a new one of the same class, in which each tensor is converted and
     ///     everything else is the same object. Of a mapping or a sequence whose class does not say how to make one, a
-    ///     dict or a list.
+    ///     dict or a list. An empty container is returned itself.
     ///
     /// Raises
     /// ------

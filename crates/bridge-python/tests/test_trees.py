@@ -223,6 +223,11 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
+@pytest.mark.parametrize("empty", [[], (), {}, [[], {}]], ids=repr)
+def test_an_empty_container_is_returned_itself(empty: Any) -> None:
+    assert tb.to_numpy(empty) is empty and tb.plan(empty, "torch") is empty
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_errors_name_the_way(name: str) -> None:
     tree, error, text = REFUSED[name]
