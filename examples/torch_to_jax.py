@@ -1,6 +1,6 @@
 """Prepare images with PyTorch and classify them with a function that JAX has compiled, without a host wait between.
 
-Of a checkout::
+From a checkout::
 
     pip install . torch jax && python examples/torch_to_jax.py
 """
