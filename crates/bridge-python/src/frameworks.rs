@@ -16,15 +16,18 @@ pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
         Ok(module) => of_module(module)?,
         Err(_) if target.is_instance_of::<PyString>() => text(target, "the target")?,
         Err(_) => {
-            let kind = type_name(target);
-            let advice = "pass the tensor first, and then a name such as \"torch\"";
-            return Err(argument(format!("the target is a {kind}, not the name of a framework: {advice}")));
+            let (kind, names) = (type_name(target), names());
+            let text = format!("the target is a {kind}, not the name of a framework");
+            return Err(argument(format!("{text}: pass the tensor first, and then one of {names}")));
         }
     };
-    Framework::named(&name).ok_or_else(|| {
-        let names: Vec<_> = Framework::ALL.iter().map(|known| known.name()).collect();
-        argument(format!("{:?} is not a target: choose one of {}", brief(&name), names.join(", ")))
-    })
+    Framework::named(&name)
+        .ok_or_else(|| argument(format!("{:?} is not a target: choose one of {}", brief(&name), names())))
+}
+
+fn names() -> String {
+    let names: Vec<_> = Framework::ALL.iter().map(|known| known.name()).collect();
+    names.join(", ")
 }
 
 /// Returns the package of a module: `jax` for `jax.numpy`.

@@ -325,6 +325,11 @@ class Loud:
         return "loud" * 100_000
 
 
+def test_a_dtype_of_another_framework_is_taken(session: Any) -> None:
+    for dtype in (torch.bfloat16, "bfloat16", tf.bfloat16):
+        assert graph.external_input(dtype, [2]).dtype == tf.bfloat16
+
+
 def test_what_is_no_tensor_of_a_graph_is_named(session: Any) -> None:
     for wrong in (1.0, [1.0], None, np.ones(2), Loud(), tf.sparse.from_dense([1.0]), torch.ones(2)):
         with pytest.raises(

@@ -9,10 +9,13 @@ INPUT, OUTPUT = "TruebridgeInput", "TruebridgeOutput"
 
 def typed(tf: Any, dtype: Any, shape: Any) -> "tuple[Any, Any]":
     """Return a dtype and a shape as TensorFlow's own."""
+    # PyTorch's are known by their text alone.
+    name = str(dtype) if type(dtype).__module__ == "torch" else ""
     try:
-        dtype = tf.as_dtype(dtype)
+        dtype = tf.as_dtype(name[len("torch.") :] if name else dtype)
     except (TypeError, ValueError) as error:
-        raise of_kind("dtype", f"{shown(dtype)} is not a dtype of TensorFlow") from error
+        text = f"{shown(dtype)} is not a dtype of TensorFlow: pass one such as tf.float32, or its name"
+        raise of_kind("dtype", text) from error
     try:
         lengths = tf.TensorShape(shape)
         lengths.as_proto()  # a length that has no 64 bits is an error here, before one of TensorFlow's own

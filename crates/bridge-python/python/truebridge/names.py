@@ -305,7 +305,7 @@ class Client:
             The name, which need not exist yet. A process publishes it, or puts tensors under it.
         out : tensor or tree
             Tensors as ``copy`` takes them for its ``out``, in a tree with the structure of what is published.
-        dtype : str, optional
+        dtype : str or dtype, optional
             As for ``copy``: the dtype to which elements are cast on their way, such as ``"bfloat16"`` for an engine
             whose trainer has float32.
 

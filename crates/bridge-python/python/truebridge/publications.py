@@ -230,7 +230,7 @@ class Subscription:
         The name.
     out : tensor or tree
         As for ``Client.subscribe``.
-    dtype : str or None
+    dtype : str, dtype or None
         As for ``Client.subscribe``.
 
     Raises
