@@ -166,7 +166,7 @@ const OF_ARROW: [(&str, ErrorKind, &str); 5] = [
     (
         "DLPack spec: ",
         ErrorKind::Dtype,
-        "the dtype has no counterpart: call x.cast(\"int64\") or another dtype of numbers first",
+        "other dtypes than numbers have no counterpart: call x.cast(\"int64\") or another first",
     ),
 ];
 
