@@ -167,7 +167,7 @@ pub(crate) fn run<F, T>(
 
 fn misfit(Clash { piece, other, targets }: Clash) -> Misfit {
     let text = match (targets, piece == other) {
-        (true, _) => "two targets share memory: pass targets that do not overlap",
+        (true, _) => "the two targets share memory: pass targets that do not overlap",
         (false, true) => "the tensor and the target share memory: copy the tensor elsewhere first",
         (false, false) => "the target of one shares memory with the source of the other: copy that elsewhere first",
     };

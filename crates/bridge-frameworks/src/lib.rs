@@ -48,7 +48,7 @@ pub use loan::Loan;
 #[cfg(feature = "python")]
 pub use objects::{adapter_of, borrow, seen, source_of};
 #[cfg(feature = "python")]
-pub use strangers::{advice, advice_for_target};
+pub use strangers::{advice_for_holder, advice_for_target};
 #[cfg(feature = "python")]
 pub use table::AnyAdapter;
 pub use table::Framework;

@@ -97,8 +97,15 @@ pub(crate) fn no_tensor(object: &PyTensor<'_>) -> Error {
 }
 
 /// Returns what to pass instead of an object of a well-known class.
-pub fn advice(object: &PyTensor<'_>) -> Option<&'static str> {
+fn advice(object: &PyTensor<'_>) -> Option<&'static str> {
     of_class(object, KNOWN)
+}
+
+/// Returns what to pass instead of an object that holds tensors. What is said of Python's own classes is for numbers.
+pub fn advice_for_holder(object: &PyTensor<'_>) -> Option<&'static str> {
+    let of_python = ["builtins", "collections"];
+    let package = package_of(&object.get_type())?;
+    if of_python.contains(&&*package) { None } else { advice(object) }
 }
 
 /// Returns what to call instead of a copy into an object of a well-known class.

@@ -4,7 +4,7 @@ use crate::errors::{argument, into_python, text};
 use bridge_core::Result;
 use bridge_frameworks::Source;
 pub(crate) use bridge_frameworks::{
-    AnyAdapter, Framework, adapter_of, advice, advice_for_target, seen, source_of as source,
+    AnyAdapter, Framework, adapter_of, advice_for_holder, advice_for_target, seen, source_of as source,
 };
 use bridge_pyo3::{PyTensor, brief, framework_error, type_name};
 use pyo3::prelude::*;

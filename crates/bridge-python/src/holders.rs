@@ -2,7 +2,7 @@
 //! what it is without an error. The attributes of a container are such objects, too.
 
 use crate::containers::{Contents, Kind, Step, attributes, is_builtin, is_plain, raised};
-use crate::frameworks::{adapter_of, advice, seen};
+use crate::frameworks::{adapter_of, advice_for_holder, seen};
 use bridge_core::{Error, ErrorKind, Result};
 use bridge_pyo3::{PyTensor, is_interrupt, type_name};
 use pyo3::intern;
@@ -29,12 +29,8 @@ pub(crate) fn holds_none(object: &PyTensor<'_>) -> Result<()> {
     let met = HashSet::from([object.as_ptr().addr()]);
     let Some(path) = first_tensor(inside(object, "x")?, met, |_| true)? else { return Ok(()) };
     let what = type_name(object);
-    let text = match advice(object) {
-        Some(advice) => format!("{what} is not a tensor: {advice}"),
-        None => format!(
-            "{what} holds a tensor ({path}) and is not a container: pass a dict of its tensors, such as vars(x), or state_dict() of a module"
-        ),
-    };
+    let advice = advice_for_holder(object).unwrap_or("pass a dict of its tensors, such as vars(x)");
+    let text = format!("{what} is not a container, and holds a tensor ({path}): {advice}");
     Err(Error::new(ErrorKind::NotATensor, text))
 }
 

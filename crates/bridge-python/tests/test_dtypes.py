@@ -348,11 +348,19 @@ def zeros(dtype: Any) -> Any:
     return torch.zeros(3, dtype=dtype)
 
 
+@pytest.mark.parametrize("module", ["torch", "tensorflow", "jax.numpy", "ml_dtypes"])
+def test_dtypes_of_every_framework_are_names(module: str) -> None:
+    bfloat16 = pytest.importorskip(module).bfloat16
+    for dtype in (bfloat16, np.dtype("bfloat16") if module == "ml_dtypes" else bfloat16):
+        assert tb.copy(ONES, out=zeros(torch.bfloat16), dtype=dtype).tolist() == [1, 1, 1]
+    assert tb.copy(ONES, out=np.zeros(3, np.float16), dtype=np.float16).tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize("make", [tb.copy, tb.copier])
-@pytest.mark.parametrize("dtype", ["bfloat", "int32", "complex64", "float8_e8m0fnu", "", torch.bfloat16, 3])
+@pytest.mark.parametrize("dtype", ["bfloat", "int32", "complex64", "float8_e8m0fnu", "", torch.int32, float, 3])
 def test_other_names_are_refused(make: Any, dtype: Any) -> None:
     target = zeros(torch.bfloat16)
-    with pytest.raises(tb.BridgeValueError, match="pass one of|is a str") as error:
+    with pytest.raises(tb.BridgeValueError, match='^cannot cast to dtype .*: pass one of "float16"') as error:
         make(ONES, out=target, dtype=dtype)
     assert error.value.kind == "argument" and not target.any()
     with pytest.raises(tb.BridgeValueError):

@@ -399,7 +399,7 @@ if importlib.util.find_spec("tensorflow") is not None:
         "variables of Keras": (
             lambda: tb.to_torch(layer().weights),
             "not_a_tensor",
-            "is not a tensor: pass variable.value",
+            "pass variable.value",
         ),
         "variables of Keras as targets": (
             lambda: tb.copy([ONES, ONES[0]], out=layer().weights),

@@ -15,6 +15,7 @@ import functools
 import itertools
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -30,7 +31,7 @@ from .autograd import filled, results_at, tensors_at
 from .errors import of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Record(NamedTuple):

@@ -169,7 +169,7 @@ class Bench(Written):
         if not self.handoffs:
             yield "No pair is in place here: `python -m truebridge doctor` says why."
             return
-        yield f"A tensor of 1 MiB in place: ns of a call on the host. Shorter is better; {_WHOLE} is DLPack."
+        yield f"1 MiB in place: ns a call on the host. A shorter bar is better, {_WHOLE} is DLPack."
         heads = ["pair", "on", "truebridge", "DLPack", "NumPy", "ratio", f"{_WHOLE} DLPack"]
         rows = [
             [*_names(row), *map(_time, (row.ours, row.native, row.host)), *_judged(row, row.ratio)]
@@ -177,7 +177,7 @@ class Bench(Written):
         ]
         yield Table([heads, *rows], range(2, 6))
         yield ""
-        yield f"A matrix of 64 MiB copied transposed: GB/s. Shorter is better; {_WHOLE} is the source."
+        yield f"64 MiB copied transposed: GB/s. A shorter bar is better, {_WHOLE} is the source."
         heads = ["pair", "on", "truebridge", "source", "times", f"{_WHOLE} source"]
         copies = [
             [*_names(row), *map(_speed, (row.ours, row.native)), *_judged(row, row.ratio and 1 / row.ratio)]

@@ -38,8 +38,13 @@ class _Named(Protocol):
     @property
     def name(self) -> str: ...
 
+# A dtype of PyTorch.
+class _Floating(Protocol):
+    @property
+    def is_floating_point(self) -> bool: ...
+
 # A name, or a framework's object: the dtype, or the class of its scalars.
-CastTo = _CastName | torch.dtype | _Named | type[Any]
+CastTo = _CastName | _Named | _Floating | type[Any]
 # adapters: begin target
 Target = Literal[
     "torch",
