@@ -31,6 +31,9 @@ pub struct NewAdapter {
     /// Its tensors do not change.
     #[arg(long)]
     no_writes: bool,
+    /// What `pip install` calls it, where that is not its name in code.
+    #[arg(long, value_name = "NAME", conflicts_with = "rust")]
+    distribution: Option<String>,
 }
 
 /// What ends a list that adapters have a row in.
@@ -43,8 +46,8 @@ const FI: &str = "% end";
 /// What begins the row of a file, which is followed by the number of the list in the file, if that is not the first.
 const ROW: &str = "== ";
 
-/// What the templates call the framework, in code and in prose.
-const NAMES: [&str; 2] = ["madeup", "MadeUp"];
+/// What the templates call the framework: in code, in prose, and where it is installed.
+const NAMES: [&str; 3] = ["madeup", "MadeUp", "MADEUP"];
 
 /// The folder that every crate links to.
 const LICENSES: &str = "LICENSES";
@@ -53,15 +56,15 @@ impl NewAdapter {
     /// An adapter for memory of the host.
     #[cfg(test)]
     pub fn of_host(name: &str, python: bool) -> Self {
-        Self { name: name.into(), python, rust: !python, cuda: false, compact: false, no_writes: false }
+        Self { name: name.into(), python, rust: !python, cuda: false, compact: false, no_writes: false, distribution: None }
     }
 
-    /// Returns the names in code and in prose.
+    /// Returns the names in code and in prose, and that of the distribution.
     ///
     /// # Errors
     ///
     /// For a name that is not one word of letters, digits and `_`.
-    fn names(&self) -> Result<[String; 2]> {
+    fn names(&self) -> Result<[String; 3]> {
         let code = self.name.to_lowercase();
         let is_word =
             code.chars().all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_');
@@ -72,7 +75,8 @@ impl NewAdapter {
             true => code.split('_').map(capital).collect(),
             false => self.name.replace('_', ""),
         };
-        Ok([code, prose])
+        let distribution = self.distribution.clone().unwrap_or_else(|| code.clone());
+        Ok([code, prose, distribution])
     }
 
     /// Returns the words for which parts of the templates are kept.
@@ -124,7 +128,7 @@ impl NewAdapter {
 
     /// Returns what to run first.
     pub fn first(&self) -> Result<String> {
-        let [name, _] = self.names()?;
+        let [name, ..] = self.names()?;
         Ok(match self.python {
             true => {
                 format!(
@@ -176,7 +180,7 @@ fn kept(text: &str, kinds: &BTreeSet<&str>) -> Result<String> {
 }
 
 /// Returns a text of a template for the framework with these names.
-fn replaced(text: &str, names: &[String; 2]) -> String {
+fn replaced(text: &str, names: &[String; 3]) -> String {
     NAMES.iter().zip(names).fold(text.to_owned(), |text, (made_up, name)| text.replace(made_up, name))
 }
 
@@ -208,7 +212,7 @@ mod tests {
     use super::*;
 
     fn new(name: &str) -> NewAdapter {
-        NewAdapter { name: name.into(), python: true, rust: false, cuda: false, compact: false, no_writes: true }
+        NewAdapter { no_writes: true, ..NewAdapter::of_host(name, true) }
     }
 
     #[test]
@@ -216,8 +220,10 @@ mod tests {
         for (name, code, prose) in
             [("jax", "jax", "Jax"), ("MXNet", "mxnet", "MXNet"), ("two_words", "two_words", "TwoWords")]
         {
-            assert_eq!(new(name).names().unwrap(), [code, prose]);
+            assert_eq!(new(name).names().unwrap(), [code, prose, code]);
         }
+        let named = NewAdapter { distribution: Some("scikit-x".into()), ..new("skx") };
+        assert_eq!(named.names().unwrap(), ["skx", "Skx", "scikit-x"]);
         for wrong in ["", "9x", "a-b", "a b", "ä", "_a", "../x"] {
             assert!(new(wrong).names().is_err(), "{wrong}");
         }

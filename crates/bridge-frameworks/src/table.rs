@@ -232,6 +232,14 @@ frameworks! {
         devices: BOTH,
         adapter: bridge_jax::JAX if "jax",
     }
+    Paddle {
+        name: "paddle",
+        aliases: &[],
+        module: "paddle",
+        source: Source::Distributions(&["paddlepaddle"]),
+        devices: HOST,
+        adapter: bridge_paddle::Paddle if "paddle",
+    }
     // adapters: end
     TensorFlow {
         name: "tensorflow",

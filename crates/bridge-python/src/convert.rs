@@ -215,6 +215,33 @@ takes_keywords! {
     fn to_jax(x; keywords) {
         cross::convert(x, Framework::JAX, keywords)
     }
+
+    /// Return a ``paddle.Tensor`` over the memory of ``x``.
+    ///
+    /// Parameters
+    /// ----------
+    /// x : tensor or container of tensors
+    ///     As for ``to_torch``.
+    #[doc = include_str!("docs/keywords.txt")]
+    /// Returns
+    /// -------
+    /// paddle.Tensor or container
+    ///     In place, or a copy.
+    ///
+    /// Raises
+    /// ------
+    /// BridgeError
+    ///     As for ``to_torch``.
+    ///
+    /// Examples
+    /// --------
+    /// >>> import numpy as np
+    /// >>> import truebridge as tb
+    /// >>> tuple(tb.to_paddle(np.ones(3, np.float32)).shape)
+    /// (3,)
+    fn to_paddle(x; keywords) {
+        cross::convert(x, Framework::Paddle, keywords)
+    }
     // adapters: end
     /// Return a tensor of the framework named ``target`` over the memory of ``x``.
     ///

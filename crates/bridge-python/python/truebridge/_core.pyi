@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, final, overload
 import cupy
 import jax
 import numpy.typing
+import paddle
 import tensorflow
 import torch
 
@@ -51,6 +52,7 @@ Target = Literal[
     "cupy",
     "numpy",
     "jax",
+    "paddle",
     "tensorflow",
     "tensorflow1",
 ]
@@ -126,6 +128,7 @@ to_torch: _To[torch.Tensor]
 to_cupy: _To[cupy.ndarray]
 to_numpy: _To[numpy.typing.NDArray[Any]]
 to_jax: _To[jax.Array]
+to_paddle: _To[paddle.Tensor]
 to_tensorflow: _To[tensorflow.Tensor]
 # adapters: end
 
@@ -141,6 +144,8 @@ def convert(x: Any, target: Literal["cupy"], **keywords: Unpack[Keywords]) -> cu
 def convert(x: Any, target: Literal["numpy"], **keywords: Unpack[Keywords]) -> numpy.typing.NDArray[Any]: ...
 @overload
 def convert(x: Any, target: Literal["jax"], **keywords: Unpack[Keywords]) -> jax.Array: ...
+@overload
+def convert(x: Any, target: Literal["paddle"], **keywords: Unpack[Keywords]) -> paddle.Tensor: ...
 @overload
 def convert(x: Any, target: Literal["tensorflow"], **keywords: Unpack[Keywords]) -> tensorflow.Tensor: ...
 @overload

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import cupy
     import jax
     import numpy.typing
+    import paddle
     import tensorflow
     import torch
 
@@ -43,23 +44,33 @@ if TYPE_CHECKING:
     convert_pytorch_to_cupy: _Convert[torch.Tensor, cupy.ndarray]
     convert_pytorch_to_numpy: _Convert[torch.Tensor, numpy.typing.NDArray[Any]]
     convert_pytorch_to_jax: _Convert[torch.Tensor, jax.Array]
+    convert_pytorch_to_paddle: _Convert[torch.Tensor, paddle.Tensor]
     convert_pytorch_to_tf: _Convert[torch.Tensor, tensorflow.Tensor]
     convert_cupy_to_pytorch: _Convert[cupy.ndarray, torch.Tensor]
     convert_cupy_to_numpy: _Convert[cupy.ndarray, numpy.typing.NDArray[Any]]
     convert_cupy_to_jax: _Convert[cupy.ndarray, jax.Array]
+    convert_cupy_to_paddle: _Convert[cupy.ndarray, paddle.Tensor]
     convert_cupy_to_tf: _Convert[cupy.ndarray, tensorflow.Tensor]
     convert_numpy_to_pytorch: _Convert[numpy.typing.NDArray[Any], torch.Tensor]
     convert_numpy_to_cupy: _Convert[numpy.typing.NDArray[Any], cupy.ndarray]
     convert_numpy_to_jax: _Convert[numpy.typing.NDArray[Any], jax.Array]
+    convert_numpy_to_paddle: _Convert[numpy.typing.NDArray[Any], paddle.Tensor]
     convert_numpy_to_tf: _Convert[numpy.typing.NDArray[Any], tensorflow.Tensor]
     convert_jax_to_pytorch: _Convert[jax.Array, torch.Tensor]
     convert_jax_to_cupy: _Convert[jax.Array, cupy.ndarray]
     convert_jax_to_numpy: _Convert[jax.Array, numpy.typing.NDArray[Any]]
+    convert_jax_to_paddle: _Convert[jax.Array, paddle.Tensor]
     convert_jax_to_tf: _Convert[jax.Array, tensorflow.Tensor]
+    convert_paddle_to_pytorch: _Convert[paddle.Tensor, torch.Tensor]
+    convert_paddle_to_cupy: _Convert[paddle.Tensor, cupy.ndarray]
+    convert_paddle_to_numpy: _Convert[paddle.Tensor, numpy.typing.NDArray[Any]]
+    convert_paddle_to_jax: _Convert[paddle.Tensor, jax.Array]
+    convert_paddle_to_tf: _Convert[paddle.Tensor, tensorflow.Tensor]
     convert_tf_to_pytorch: _Convert[tensorflow.Tensor, torch.Tensor]
     convert_tf_to_cupy: _Convert[tensorflow.Tensor, cupy.ndarray]
     convert_tf_to_numpy: _Convert[tensorflow.Tensor, numpy.typing.NDArray[Any]]
     convert_tf_to_jax: _Convert[tensorflow.Tensor, jax.Array]
+    convert_tf_to_paddle: _Convert[tensorflow.Tensor, paddle.Tensor]
     # adapters: end
 
 
