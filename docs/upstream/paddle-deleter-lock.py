@@ -5,27 +5,18 @@ drop the second drops the first, which wants the mutex that its own thread holds
 """
 
 import faulthandler
-import sys
 
 import numpy
 import paddle
 
-SECONDS = 5
+first = paddle.from_dlpack(numpy.zeros(4, "float32"))
+array = numpy.from_dlpack(first)
+second = paddle.from_dlpack(array[1:])
+del first, array
 
-
-def main() -> None:
-    first = paddle.from_dlpack(numpy.zeros(4, "float32"))
-    array = numpy.from_dlpack(first)
-    second = paddle.from_dlpack(array[1:])
-    del first, array
-
-    print(f"paddle {paddle.__version__}: dropping a tensor that keeps another one", flush=True)
-    # Ends a process that hangs, with the line that it hangs in.
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
-    del second
-    faulthandler.cancel_dump_traceback_later()
-    print("it returned: this version is mended")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+print(f"paddle {paddle.__version__}: dropping a tensor that keeps another one", flush=True)
+# After 5 seconds, shows the line that hangs, and ends the process.
+faulthandler.dump_traceback_later(5, exit=True)
+del second
+faulthandler.cancel_dump_traceback_later()
+print("it returned: this version is mended")

@@ -1,32 +1,30 @@
 """Two tensors that Paddle imports from one address: one owner is released too early, the other never.
 
-Paddle finds the deleter of an imported tensor by its address, and keeps one for each address. The second import replaces
-the deleter of the first. The end of the first tensor then calls the deleter of the second, which is still in use.
+Paddle finds the deleter of an imported tensor by its address, and keeps one for each address. The second import
+replaces the deleter of the first. The end of the first tensor then calls the deleter of the second, which is in use.
 """
+
+import weakref
 
 import numpy
 import paddle
 
 
 class Owner:
-    """Keeps memory for an array, and says when it is released."""
-
-    def __init__(self, name: str, memory: numpy.ndarray) -> None:
-        self.name, self.memory, self.__array_interface__ = name, memory, memory.__array_interface__
-
-    def __del__(self) -> None:
-        print(f"  the owner of the {self.name} tensor is released")
+    """Keeps memory for an array."""
 
 
-def main() -> None:
-    memory = numpy.zeros(4, "float32")
-    first, second = (paddle.from_dlpack(numpy.asarray(Owner(name, memory))) for name in ("first", "second"))
-    print(f"paddle {paddle.__version__}: dropping the first tensor")
-    del first
-    print("dropping the second tensor")
-    del second
-    print("end of the program: an owner that is missing above has leaked")
+memory = numpy.zeros(4, "float32")
+tensors = []
+for name in ("first", "second"):
+    owner = Owner()
+    owner.__array_interface__ = memory.__array_interface__
+    weakref.finalize(owner, print, f"  the owner of the {name} tensor is released").atexit = False
+    tensors.append(paddle.from_dlpack(numpy.asarray(owner)))
+del owner
 
-
-if __name__ == "__main__":
-    main()
+print(f"paddle {paddle.__version__}: dropping the first tensor")
+del tensors[0]
+print("dropping the second tensor")
+del tensors[0]
+print("end of the program: an owner that is missing above has leaked")

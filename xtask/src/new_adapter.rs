@@ -56,7 +56,15 @@ impl NewAdapter {
     /// An adapter for memory of the host.
     #[cfg(test)]
     pub fn of_host(name: &str, python: bool) -> Self {
-        Self { name: name.into(), python, rust: !python, cuda: false, compact: false, no_writes: false, distribution: None }
+        Self {
+            name: name.into(),
+            python,
+            rust: !python,
+            cuda: false,
+            compact: false,
+            no_writes: false,
+            distribution: None,
+        }
     }
 
     /// Returns the names in code and in prose, and that of the distribution.

@@ -64,6 +64,9 @@ real_faults! {
     "jax_exception_cleared", "raises", "numpy" -> "jax", on_device false;
     "torch_alignment_overstated", "profile", "numpy" -> "torch", on_device false;
     "numpy_alignment_overstated", "profile", "torch" -> "numpy", on_device false;
+    "paddle_object_kept", "users", "paddle" -> "numpy", on_device false;
+    "paddle_deleter_enters_paddle", "life", "paddle" -> "paddle", on_device false;
+    "paddle_deleters_by_address", "life", "numpy" -> "paddle", on_device false;
     "numpy_memory_leaked", "growth", "torch" -> "numpy", on_device false;
     "torch_object_leaked", "growth", "numpy" -> "torch", on_device false;
     "core_reader_forgotten_elsewhere", "release_order", "torch" -> "cupy", on_device true;

@@ -131,8 +131,9 @@ impl<'py> PySubject<'py> {
         device: Device,
     ) -> PyResult<Self> {
         let handles: Vec<u64> = harness.call_method0("streams")?.extract()?;
+        let common = harness.py().import("truebridge_conformance.subjects.common")?;
         let (usual, raising): (Vec<Bound<'py, PyAny>>, Vec<_>) =
-            (harness.call_method0("usual")?.extract()?, harness.call_method0("raising")?.extract()?);
+            (common.call_method1("usual", (&harness,))?.extract()?, harness.call_method0("raising")?.extract()?);
         // Another way into a framework, beside its adapter, is by what the framework offers to all.
         let is_public = package::is_chosen() || Known::named(name).is_some_and(|known| known.on_request);
         let usual = users::of(usual, is_public)?;

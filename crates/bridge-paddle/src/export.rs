@@ -1,5 +1,6 @@
 //! Exports tensors of Paddle.
 
+use crate::naive;
 use crate::raised;
 use crate::runtime::Runtime;
 use bridge_core::dlpack::Origin;
@@ -47,7 +48,8 @@ fn export(tensor: &PyTensor<'_>) -> Result<Lent> {
     let export = || call(&call(tensor, intern!(py, "get_tensor"), &[])?, intern!(py, "_to_dlpack_versioned"), &[]);
     let capsule = export().map_err(|error| refused(tensor, error))?;
     // SAFETY: Paddle keeps DLPack's promises; memory of the host is ready.
-    unsafe { take_capsule(&capsule, &origin) }
+    let lent = unsafe { take_capsule(&capsule, &origin) }?;
+    naive::kept_by_object(tensor, lent)
 }
 
 /// Returns what a capsule of Paddle does not say.

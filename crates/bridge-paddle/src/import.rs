@@ -1,5 +1,6 @@
 //! Imports leases as tensors of Paddle, and makes tensors to copy into.
 
+use crate::naive;
 use crate::raised;
 use crate::runtime::Runtime;
 use bridge_core::{DType, Device, Error, ErrorKind, Lease, Order, Result};
@@ -36,6 +37,9 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     if layout.numel() == 0 {
         // Its address may be any, also null.
         return fresh(py, runtime, dtype, layout.shape()).map_err(|error| raised(py, error));
+    }
+    if let Some(release) = naive::release() {
+        return naive::imported(py, lease, release);
     }
     let range = layout.hull(lease.data(), None)?;
     let offset = lease.data() - range.start;

@@ -13,6 +13,7 @@ struct Readme;
 
 mod export;
 mod import;
+mod naive;
 mod runtime;
 
 use bridge_core::{Adapter, Consumer, DType, Device, Error, Lent, Offer, Order, Profile, Result};

@@ -1,5 +1,6 @@
 //! The Paddle of this process, looked up once.
 
+use crate::raised;
 use bridge_core::{DType, DeviceKind, Error, ErrorKind, Profile, Result, Strides, Views};
 use bridge_pyo3::{PyTensor, installed, is_instance, once};
 use pyo3::intern;
@@ -117,7 +118,7 @@ impl Runtime {
     /// Refuses Paddle's mode in which functions build a program: to make a tensor there ends the process.
     pub(crate) fn refuse_static_mode(&self, py: Python<'_>) -> Result<()> {
         let is_dynamic = self.is_dynamic.bind(py).call0().and_then(|answer| answer.is_truthy());
-        match is_dynamic.map_err(|error| crate::raised(py, error))? {
+        match is_dynamic.map_err(|error| raised(py, error))? {
             true => Ok(()),
             false => {
                 let text = "Paddle is in static mode, where it makes no tensors: call paddle.disable_static() first";
@@ -127,17 +128,21 @@ impl Runtime {
     }
 }
 
+/// A module that TensorFlow imports to open its libraries for the whole process, unless a program prevents it.
+const OPENS_GLOBALLY: &str = "tensorflow.python.pywrap_dlopen_global_flags";
+
 /// Refuses to import Paddle where its libraries would find TensorFlow's protobuf in the place of their own, and crash.
 fn refuse_late_import(py: Python<'_>) -> Result<()> {
-    let modules = || {
+    let look = || -> PyResult<bool> {
         let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
-        Ok(modules.contains("tensorflow")? && !modules.contains("paddle")?)
+        let opener = modules.call_method1(intern!(py, "get"), (OPENS_GLOBALLY,))?;
+        Ok(!opener.is_none() && !modules.contains("paddle")?)
     };
-    match modules().map_err(|error| crate::raised(py, error))? {
+    match look().map_err(|error| raised(py, error))? {
         false => Ok(()),
         true => {
-            let text = "importing paddle after tensorflow ends the process, because Paddle's libraries find the \
-                        protobuf of TensorFlow: import paddle before tensorflow";
+            let text = "paddle cannot be imported after tensorflow, because Paddle's libraries would find the protobuf \
+                        of TensorFlow and end the process: import paddle before tensorflow";
             Err(Error::new(ErrorKind::Missing, text))
         }
     }

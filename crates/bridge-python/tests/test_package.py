@@ -177,7 +177,7 @@ def test_a_row_says_what_is(name: str) -> None:
 # one framework alone. Comments, docstrings and tests name what they like. An entry that is not needed any more fails.
 
 
-FRAMEWORK = re.compile(r"(?i)(?<![a-z])(torch|pytorch|cupy|numpy|jax|tensorflow1?)(?![a-z])")
+FRAMEWORK = re.compile(rf"(?i)(?<![a-z])({'|'.join([*_core.FRAMEWORKS, 'pytorch'])})(?![a-z])")
 
 #: Folders of code. ``benches`` and ``fuzz`` are programs about named frameworks, as tests are.
 SOURCES = ("crates", "conformance", "xtask")
@@ -189,6 +189,8 @@ ROOMS = (
     "crates/bridge-cupy/*",
     "crates/bridge-numpy/*",
     "crates/bridge-jax/*",
+    "crates/bridge-paddle/*",
+    # adapters: end
     "crates/bridge-tensorflow/*",
     "crates/bridge-capi/*",
     "crates/bridge-frameworks/src/table.rs",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import operator
 import os
 import random
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-from truebridge_conformance.subjects import Raising, Usual
+from truebridge_conformance.subjects import Raising, Spec, Subject, Usual
 
 #: Every dtype that the suite names. A subject keeps those that its framework has.
 NAMES = [
@@ -156,6 +157,28 @@ class Replaced:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.call(*arguments, **keywords)
+
+
+#: Methods of tensors, of one framework or another, after which the elements are what they were. What they do to the
+#: memory is the framework's own affair: PaddlePaddle's ``contiguous`` gives the tensor itself other memory.
+HARMLESS = ("clone", "contiguous", "copy", "cpu", "detach", "flatten", "ravel", "tolist")
+
+
+def usual(subject: Subject) -> list[Usual]:
+    """Return how users make tensors: as the subject says, and a transposed one whose methods are called later."""
+    own = subject.usual()
+    if not own or "float32" not in subject.capabilities().dtypes:
+        return own
+
+    def make(seed: int) -> Any:
+        return subject.create(Spec("float32", [4, 6], [1, 4], 0, 24), elements(seed, 96))
+
+    sample = make(0)
+    return own + [
+        Usual(f"a tensor whose {name} is called later", make, afterwards=operator.methodcaller(name))
+        for name in HARMLESS
+        if callable(getattr(sample, name, None))
+    ]
 
 
 class Optional:
