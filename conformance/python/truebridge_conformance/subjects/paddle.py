@@ -14,6 +14,9 @@ from truebridge_conformance.subjects.common import NAMES, SingleStream, beginnin
 #: Names that Paddle has without kernels. Its functions take the first for bfloat16.
 WITHOUT_KERNELS = ("uint16", "uint32", "uint64")
 
+#: Paddle slices no tensor of so many dimensions.
+MOST_SLICED = 7
+
 #: The integers by the bytes of an element.
 BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
@@ -97,7 +100,10 @@ class Paddle(SingleStream):
             into.view(bits.dtype).reshape(bits.shape).copy_(bits, True)
 
     def part(self, tensor: Any, start: int) -> Any:
-        return tensor[start:]
+        if tensor.ndim < MOST_SLICED:
+            return tensor[start:]
+        offset = tensor.offset + start * tensor.strides[0] * tensor.element_size()
+        return tensor.as_strided([tensor.shape[0] - start, *tensor.shape[1:]], tensor.strides, offset)
 
     def own(self, seed: int, dtype: str = "float32", shape: tuple[int, ...] = (4, 6)) -> Any:
         """Return a tensor that owns its memory."""
