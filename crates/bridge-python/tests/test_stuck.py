@@ -177,7 +177,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a Keras variable": (lambda: tb.to_torch(like("keras.src", "Variable")), "not_a_tensor", "variable.value"),
     "a symbolic tensor": (lambda: tb.to_torch(like("keras.src", "KerasTensor")), "not_a_tensor", "when it is called"),
     "a class": (lambda: tb.to_torch(np.ndarray), "not_a_tensor", "pass an instance"),
-    "an object": (lambda: tb.to_torch(object()), "not_a_tensor", "pass one of torch, cupy, numpy, jax, tensorflow"),
+    "an object": (lambda: tb.to_torch(object()), "not_a_tensor", "pass one of torch, cupy, numpy, jax"),
     "a sparse tensor": (lambda: tb.to_numpy(torch.eye(3).to_sparse()), "not_a_tensor", ".to_dense()"),
     "a masked array": (lambda: tb.to_torch(np.ma.array([1.0])), "not_a_tensor", ".filled(value)"),
     "copy='never'": (lambda: tb.to_torch(ONES, copy="never"), "argument", "pass True, False, or None"),
