@@ -229,7 +229,7 @@ fn a_run_that_passes_writes_its_report() {
     let report = report.unwrap();
     assert_eq!(code, 0);
     assert_eq!((report.schema, report.seed, report.device.as_str()), (SCHEMA, SEED, "cpu"));
-    assert_eq!((report.pairs.len(), report.summary.failed), (4, 0));
+    assert_eq!((report.pairs.len(), report.summary.failed), (6, 0));
     assert_eq!(report.left_out[0].reason, "no CUDA device");
 }
 

@@ -18,7 +18,7 @@ CLASSES: dict[str, tuple[type[BaseException], ...]] = {
 }
 
 
-def within(x: Any, target: str, keywords: dict[str, Any]) -> Any:
+def within(x: Any, target: Any, keywords: dict[str, Any]) -> Any:
     """Convert a tree of the tensor, twice, and other objects, which stay what they are."""
     other = object()
     tree = truebridge.convert({"first": [x, "text", None], "second": (other, x)}, target, **keywords)
@@ -40,7 +40,7 @@ CALLS = (
 )
 
 
-def convert(x: Any, target: str, copy: bool | None) -> tuple[Any, str | None, int, str]:
+def convert(x: Any, target: Any, copy: bool | None) -> tuple[Any, str | None, int, str]:
     """Return the tensor, why it is a copy and its bytes; or the kind of the error and its text."""
     keywords: dict[str, Any] = {} if copy is None else {"copy": copy}
     try:
