@@ -3,7 +3,7 @@
 use crate::device;
 use crate::errors::{argument, into_python, text};
 use bridge_core::{Cast, DType, MAX_NDIM, Options, Order, Permutation, Result};
-use bridge_pyo3::{PyTensor, brief, brief_str, framework_error, probe, type_name};
+use bridge_pyo3::{PyTensor, brief, brief_repr, brief_str, framework_error, probe};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -152,8 +152,7 @@ fn permutation(object: &PyTensor<'_>) -> Result<Permutation> {
     let axes = if unordered { Ok(None) } else { probe(object.py(), read()) };
     let axes = axes.map_err(|error| framework_error(object.py(), "permute", error))?;
     let axes = axes.ok_or_else(|| {
-        let kind = type_name(object);
-        argument(format!("permute must be a sequence of axes such as (0, 2, 3, 1), not {kind}: pass integers"))
+        argument(format!("permute must be a sequence of axes such as (0, 2, 3, 1), not {}", brief_repr(object)))
     })?;
     Permutation::new(&axes)
 }

@@ -174,7 +174,8 @@ impl<'py> Pairs<'py> {
             self.others = true;
             let none = || no_tensor_beside(src, out).and_then(|()| none_in(out)).and_then(|()| none_in(src));
             return none().map_err(|error| {
-                let advice = advice_for_target(out).filter(|_| !is_plain(out));
+                let differs = error.kind() == ErrorKind::Argument && !is_plain(out);
+                let advice = advice_for_target(out).filter(|_| differs);
                 lost(advice.map_or(error, |advice| not_a_target(out, advice)))
             });
         };

@@ -160,7 +160,7 @@ def _planned(source: str, target: str, device: str, tensor: Any) -> dict[str, An
     if not plan.zero_copy:
         return _pair(source, target, device, "copy", plan.reason)
     alignment, own = _core.profile(target)["alignment"], ALL[source].alignment  # type: ignore[arg-type]
-    rare = f"memory aligned to {alignment} bytes alone; {ALL[source].label}'s own usually is not"
+    rare = f"only memory aligned to {alignment} bytes; {ALL[source].label}'s own usually is not"
     return _pair(source, target, device, "in place", rare if device == "cpu" and own < alignment else None)
 
 
