@@ -78,6 +78,14 @@ def allocator(adapter: str) -> str | None:
     return os.environ.get(f"CONFORMANCE_{adapter.upper()}_ALLOCATOR")
 
 
+class OfTheHost:
+    """A tensor whose framework gives its device no number, which DLPack demands, as PaddlePaddle on the host."""
+
+    def __init__(self, tensor: Any) -> None:
+        kind, _ = tensor.__dlpack_device__()
+        self.__dlpack__, self.__dlpack_device__ = tensor.__dlpack__, lambda: (kind, 0)
+
+
 def taken(take: Callable[[Any], Any], tensor: Any) -> Any:
     """Import a tensor by a framework's ``from_dlpack``. Return ``None`` for a tensor without ``__dlpack__``.
 
@@ -86,7 +94,9 @@ def taken(take: Callable[[Any], Any], tensor: Any) -> Any:
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and tensorflow.is_tensor(tensor) and "GPU" in tensor.device:
         return take(tensorflow.experimental.dlpack.to_dlpack(tensor))
-    return take(tensor) if hasattr(tensor, "__dlpack__") else None
+    if not hasattr(tensor, "__dlpack__"):
+        return None
+    return take(tensor if tensor.__dlpack_device__()[1] is not None else OfTheHost(tensor))
 
 
 def elements(seed: int, nbytes: int) -> bytes:

@@ -39,7 +39,8 @@ class Paddle(SingleStream):
 
     def capabilities(self) -> Capabilities:
         # No unaligned ones: a kernel for complex numbers ends the process.
-        return Capabilities(tuple(self.named), negative_strides=True, gigabytes=True, copies=False, parts=True)
+        names = tuple(self.named)
+        return Capabilities(names, negative_strides=True, gigabytes=True, copies=False, parts=True, imports=1)
 
     def bits(self, tensor: Any) -> Any:
         """Return the same memory as integers, which no kernel changes; elements of 16 bytes stay what they are."""
@@ -79,7 +80,8 @@ class Paddle(SingleStream):
         return Observed(name, list(tensor.shape), list(tensor.strides), address, False, "cpu")
 
     def read(self, tensor: Any) -> bytes:
-        data: bytes = self.bits(tensor).numpy().tobytes() if tensor.size else b""
+        # `numpy` copies all memory that a view is a part of.
+        data: bytes = self.bits(tensor).clone().numpy().tobytes() if tensor.size else b""
         return data
 
     def write(self, tensor: Any, data: bytes) -> None:
@@ -209,7 +211,8 @@ class Paddle(SingleStream):
         return None
 
     def import_natively(self, other: Any) -> Any:
-        return taken(self.paddle.from_dlpack, other)
+        made = taken(self.paddle.from_dlpack, other)
+        return made if made is not None and made.dtype in self.names else None
 
 
 subject: Callable[[str], Subject] = Paddle
