@@ -84,9 +84,9 @@ def main() -> None:
     """Start both, kill either at random, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trainer", choices=["torch", "jax", "tensorflow"], default="torch")
-    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--kills", type=int, default=1)
-    parser.add_argument("--count", type=int, default=300, help="tensors")
+    parser.add_argument("--count", type=int, default=100, help="tensors")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = random.Random(options.seed)
