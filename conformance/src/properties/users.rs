@@ -100,6 +100,8 @@ fn kept<'a, F, T>(
         let plain = Spec::compact(source.dtype, &source.shape);
         bytes = model::random_elements(&plain, model::numel(&source.shape), case.seed);
         pair.to.write(&view, &bytes)?;
+        // The write is done when it has been read: the frameworks' streams know nothing of each other.
+        same_bytes("the view that was written", &pair.to.read(&view)?, &bytes)?;
         same_bytes("the original of the view that was written", &pair.from.read(&tensor)?, &bytes)?;
     }
     if let Some(afterwards) = afterwards {

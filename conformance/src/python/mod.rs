@@ -463,7 +463,7 @@ impl<'py> Subject for PySubject<'py> {
         let (device, consumer) = (self.device, self.consumer());
         let Some(stream) = consumer.current_stream(device)? else { return Ok(()) };
         if package::is_chosen() {
-            return self.raised(package::note(view, stream));
+            self.raised(package::note(view, stream))?;
         }
         let address = self.observe(view)?.address;
         // SAFETY: by the contract of `Consumer` the stream is alive as long as its `keep`, or as the process.

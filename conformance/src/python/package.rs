@@ -2,7 +2,7 @@
 
 use super::PySubject;
 use crate::properties::Crossing;
-use bridge_core::{Error, ErrorKind, Plan, Reason, Stream, Transfer};
+use bridge_core::{CopiedBy, Error, ErrorKind, Plan, Reason, Stream, Transfer};
 use bridge_pyo3::PyTensor;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -26,8 +26,12 @@ pub(super) fn is_chosen() -> bool {
     std::env::var_os("CONFORMANCE_PACKAGE").is_some()
 }
 
+/// Who copies.
+const COPIED_BY: [CopiedBy; 5] =
+    [CopiedBy::Kernels, CopiedBy::Host, CopiedBy::Move, CopiedBy::Producer, CopiedBy::Consumer];
+
 /// What a conversion returned: the result, or nothing; why it copies, or the kind of the error; the bytes that it copies;
-/// the text of the error.
+/// who copies them, or the text of the error.
 type Converted<'py> = (Option<PyTensor<'py>>, Option<String>, usize, String);
 
 /// Returns what converts to this framework.
@@ -40,15 +44,18 @@ pub(super) fn crossing<'a, 'py>(to: &'a PySubject<'py>) -> PyResult<Crossing<'a,
         let (result, word, nbytes, text) = to.raised(converted)?;
         let word = word.unwrap_or_default();
         match result {
-            Some(view) => Ok((view, Transfer::planned(to.raised(plan(&word))?, nbytes, None))),
+            Some(view) => {
+                let copied_by = COPIED_BY.into_iter().find(|by| by.to_string() == text);
+                Ok((view, Transfer::planned(to.raised(plan(&word))?, nbytes, copied_by)))
+            }
             None => Err(Error::new(to.raised(kind(&word))?, text)),
         }
     }))
 }
 
-/// Records a use of a view of the package.
+/// Records a use of a view of the package. What core has converted is none of its views.
 pub(super) fn note(view: &PyTensor<'_>, stream: Stream) -> PyResult<()> {
-    let package = view.py().import("truebridge")?;
+    let package = view.py().import("truebridge_conformance.subjects.package")?;
     package.call_method1("record_stream", (view, stream.handle())).map(drop)
 }
 

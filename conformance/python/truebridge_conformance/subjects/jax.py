@@ -56,8 +56,12 @@ class JAX(Unwritable):
     def capabilities(self) -> Capabilities:
         known = (name for name in NAMES if hasattr(self.jax.numpy, name))
         named = (name for name in known if self.jax.config.jax_enable_x64 or name not in WIDE)
-        # It takes other orders of dimensions, and then compiles every program anew.
-        return Capabilities(tuple(named), writes=False, immutable=True, compiles=True, imports=1, imports_strides=False)
+        # It takes other orders of dimensions, and then compiles every program anew. It takes any address on a GPU, and
+        # programs refuse those that are no multiples of 16.
+        aligned = 16 if self.cuda else 1
+        return Capabilities(
+            tuple(named), writes=False, immutable=True, compiles=True, imports=aligned, imports_strides=False
+        )
 
     def put(self, array: Any) -> Any:
         """Return an array with memory of its own, which no kernel has to be compiled for."""

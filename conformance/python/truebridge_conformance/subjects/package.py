@@ -41,13 +41,14 @@ CALLS = (
 
 
 def convert(x: Any, target: Any, copy: bool | None) -> tuple[Any, str | None, int, str]:
-    """Return the tensor, why it is a copy and its bytes; or the kind of the error and its text."""
+    """Return the tensor, why it is a copy, its bytes and who copies; or the kind of the error and its text."""
     keywords: dict[str, Any] = {} if copy is None else {"copy": copy}
     try:
         plan = truebridge.plan(x, target, **keywords)
         # The tensor chooses the call, so that a case that is kept calls it the same way.
         shape = tuple(x.shape)
-        return CALLS[(sum(shape) + len(shape)) % len(CALLS)](x, target, keywords), plan.reason, plan.nbytes, ""
+        call = CALLS[(sum(shape) + len(shape)) % len(CALLS)]
+        return call(x, target, keywords), plan.reason, plan.nbytes, plan.copied_by or ""
     except truebridge.BridgeError as error:
         classes = CLASSES.get(error.kind, ())
         if not all(isinstance(error, builtin) for builtin in classes):
@@ -55,3 +56,12 @@ def convert(x: Any, target: Any, copy: bool | None) -> tuple[Any, str | None, in
         if error.kind == "requires_grad" and truebridge.convert(x, target, detach=True).shape != x.shape:
             raise AssertionError("detached, the tensor has another shape") from error
         return None, error.kind, 0, str(error)
+
+
+def record_stream(view: Any, stream: int) -> None:
+    """Record a use of a view of the package, and nothing of another tensor."""
+    try:
+        truebridge.record_stream(view, stream)
+    except truebridge.BridgeError as error:
+        if error.kind != "argument":
+            raise
