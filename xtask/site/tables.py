@@ -297,9 +297,9 @@ def mark(dtype: str, profile: dict[str, Any]) -> str:
 
 def dtypes(links: str) -> str:
     """The dtypes of each framework, from the profiles that the tests compare with the installed versions."""
-    files = {name: ROOT / f"fixtures/profiles/{name}.json" for name in NAMES}
+    kept = json.loads((ROOT / "fixtures/profiles.json").read_text())
     # A new framework has no profile before its adapter is done.
-    have = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    have = {name: kept[name] for name in NAMES if name in kept}
     every = dict.fromkeys(dtype for profile in have.values() for dtype in profile["dtypes"])
     rows = [(f"`{dtype}`", *(mark(dtype, have[name]) for name in have)) for dtype in every]
     said: dict[str, Callable[[Any], str]] = {

@@ -1,7 +1,7 @@
 //! Writes what a new adapter needs: its crate, and its rows in the tables.
 //!
-//! The templates are in `xtask/templates`: whole files under their places in the repository, and `rows.txt`, whose rows
-//! go before the end marks of lists (`adapters: end`). They are written for a framework `MadeUp`, whose name is replaced.
+//! The templates are archives in `xtask/templates`: whole files by their places in the repository, and `rows.txt`, whose
+//! rows go before the end marks of lists (`adapters: end`). They are written for a framework `MadeUp`, whose name is replaced.
 //! Lines between `% if WORD` and `% end` are for adapters of that kind.
 
 use crate::run::{Result, at, cargo, run};
@@ -42,6 +42,9 @@ const END: &str = "adapters: end";
 /// What begins a part of a template for some adapters, and what ends it.
 const IF: &str = "% if ";
 const FI: &str = "% end";
+
+/// The file of a template that has the rows of lists.
+const ROWS: &str = "rows.txt";
 
 /// What begins the row of a file, which is followed by the number of the list in the file, if that is not the first.
 const ROW: &str = "== ";
@@ -105,20 +108,18 @@ impl NewAdapter {
     pub fn write(&self, root: &Path) -> Result<Vec<PathBuf>> {
         let (names, kinds) = (self.names()?, self.kinds());
         let filled = |text: &str| kept(text, &kinds).map(|text| replaced(&text, &names));
-        let templates = root.join("xtask/templates").join(if self.python { "python" } else { "rust" });
+        let templates = archive(root, if self.python { "templates/python" } else { "templates/rust" })?;
         let mut written = Vec::new();
-        for template in files(&templates)? {
-            let text = filled(&read(&template)?)?;
-            let place = template.strip_prefix(&templates).expect("it lies in the folder");
-            let place = PathBuf::from(replaced(&place.to_string_lossy(), &names));
-            if place != Path::new("rows.txt") && !text.is_empty() {
-                written.push((place, text));
+        for (place, text) in templates.iter().filter(|(place, _)| place != ROWS) {
+            let text = filled(text)?;
+            if !text.is_empty() {
+                written.push((PathBuf::from(replaced(place, &names)), text));
             }
         }
         if let Some((place, _)) = written.iter().find(|(place, _)| root.join(place).exists()) {
             return Err(format!("{} is there already: remove it, or choose another name", place.display()));
         }
-        written.extend(rows(root, &filled(&read(&templates.join("rows.txt"))?)?)?);
+        written.extend(rows(root, &filled(&rows_of(&templates)?)?)?);
         for (place, text) in &written {
             let path = root.join(place);
             let folder = path.parent().unwrap_or(root);
@@ -157,15 +158,17 @@ fn read(path: &Path) -> Result<String> {
     at(path, fs::read_to_string(path))
 }
 
-/// Returns the files in a folder and in those below it, by name.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in at(folder, fs::read_dir(folder))? {
-        let path = at(folder, entry)?.path();
-        if path.is_dir() { found.extend(files(&path)?) } else { found.push(path) }
-    }
-    found.sort();
-    Ok(found)
+/// Returns the files in an archive of `xtask`, with their places.
+pub fn archive(root: &Path, name: &str) -> Result<Vec<(String, String)>> {
+    let text = read(&root.join(format!("xtask/{name}.txtar")))?;
+    let utf8 = |(place, bytes): (String, Vec<u8>)| Ok((place, String::from_utf8(bytes).map_err(|e| e.to_string())?));
+    bridge_fuzz::unpacked(&text).into_iter().map(utf8).collect()
+}
+
+/// Returns the rows of a template.
+fn rows_of(template: &[(String, String)]) -> Result<String> {
+    let found = template.iter().find(|(place, _)| place == ROWS);
+    found.map(|(_, rows)| rows.clone()).ok_or_else(|| format!("the template has no {ROWS}"))
 }
 
 /// Returns a template without the parts for other kinds of adapter.
@@ -250,7 +253,7 @@ mod tests {
     fn every_row_has_its_list() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         for kind in ["python", "rust"] {
-            let template = read(&root.join("xtask/templates").join(kind).join("rows.txt")).unwrap();
+            let template = rows_of(&archive(root, &format!("templates/{kind}")).unwrap()).unwrap();
             let filled = kept(&template, &new("x").kinds()).unwrap();
             assert!(rows(root, &filled).unwrap().len() >= 4);
         }

@@ -2,7 +2,7 @@
 //! filled in from `xtask/fixtures`, the suite certifies it.
 
 use crate::bundle;
-use crate::new_adapter::NewAdapter;
+use crate::new_adapter::{self, NewAdapter};
 use crate::run::{Result, at, cargo, program, root, run, target};
 use crate::venv;
 use std::fs;
@@ -60,13 +60,14 @@ fn repository(copy: &Path) -> Result<()> {
 fn in_rust(copy: &Path) -> Result<()> {
     let test = || within(copy, cargo(&["test", "--quiet", "-p", "truebridge-mini"]));
     says_what_is_next(test()?)?;
-    bundle::copy(&root().join("xtask/fixtures/rust"), copy)?;
+    fill_in("fixtures/rust", copy, "")?;
     run(&mut test()?)
 }
 
 /// An adapter of Python: the suite runs from what a bundle holds.
 fn in_python(copy: &Path) -> Result<()> {
-    let (out, fixtures) = (copy.join("target/bundle"), root().join("xtask/fixtures/python"));
+    let out = copy.join("target/bundle");
+    fill_in("fixtures/python", copy, "module/")?;
     let suite = || -> Result<Command> {
         let build = ["build", "--quiet", "-p", "truebridge-python", "-p", "truebridge-conformance-extension"];
         run(&mut within(copy, cargo(&build))?)?;
@@ -77,14 +78,23 @@ fn in_python(copy: &Path) -> Result<()> {
         let mut suite =
             program(venv::MAIN.ready()?, &["conformance.py", "--device", "cpu", "--adapters", "tiny,numpy"]);
         suite.args(["--cases", "100", "--seed", "1", "--report"]).arg(copy.join("target/report"));
-        suite.current_dir(&out).env("PYTHONPATH", fixtures.join("module"));
+        suite.current_dir(&out).env("PYTHONPATH", copy.join("module"));
         Ok(suite)
     };
     says_what_is_next(suite()?)?;
-    for folder in ["crates", "conformance"] {
-        bundle::copy(&fixtures.join(folder), &copy.join(folder))?;
-    }
+    fill_in("fixtures/python", copy, "")?;
     run(&mut suite()?)
+}
+
+/// Writes the files of an archive of `xtask` whose places begin so into the copy.
+fn fill_in(archive: &str, copy: &Path, begin: &str) -> Result<()> {
+    for (place, text) in new_adapter::archive(&root(), archive)?.iter().filter(|(place, _)| place.starts_with(begin)) {
+        let path = copy.join(place);
+        let folder = path.parent().unwrap_or(copy);
+        at(folder, fs::create_dir_all(folder))?;
+        at(&path, fs::write(&path, text))?;
+    }
+    Ok(())
 }
 
 /// The call of cargo, for the copy, with what is compiled shared.

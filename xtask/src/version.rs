@@ -13,8 +13,8 @@ const FILES: [&str; 7] = [
     "crates/bridge-capi/packaging/truebridge.pc",
     "crates/bridge-capi/python/truebridge_tf1/__init__.py",
     "examples/adapter/Cargo.toml",
-    "xtask/templates/python/rows.txt",
-    "xtask/templates/rust/rows.txt",
+    "xtask/templates/python.txtar",
+    "xtask/templates/rust.txtar",
 ];
 
 /// What begins a line with the version, or is in a line that names a crate of this repository, and what is before the

@@ -17,7 +17,7 @@ pub enum Strides {
     Compact,
 }
 
-/// What a framework accepts and emits, as data: printed, compared, and kept in `fixtures/profiles/`. The conformance
+/// What a framework accepts and emits, as data: printed, compared, and kept in `fixtures/profiles.json`. The conformance
 /// suite checks that a framework accepts what its profile says, with each dtype, strides and alignment that it names.
 /// It does not try what the profile leaves out, because an import may rely on never seeing it: a claim that is too narrow
 /// costs copies, and no wrong data.
