@@ -8,22 +8,22 @@ use bridge_core::{Adapter, Transfer};
 use pyo3::intern;
 use pyo3::prelude::*;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The pairs that this process was warned of: a bit each.
-static WARNED: AtomicU64 = AtomicU64::new(0);
+/// The pairs that this process was warned of: a bit each. Python does not run while it is locked.
+static WARNED: Mutex<u128> = Mutex::new(0);
 
 /// The targets of a source: the frameworks, and [`LOAN`].
-const TARGETS: usize = 8;
+const TARGETS: usize = 11;
 
 /// The number of the target that stands for every consumer of a loan.
 const LOAN: usize = TARGETS - 1;
 
-const _: () = assert!(Framework::ALL.len() <= LOAN && Framework::ALL.len() * TARGETS <= u64::BITS as usize);
+const _: () = assert!(Framework::ALL.len() <= LOAN && Framework::ALL.len() * TARGETS <= u128::BITS as usize);
 
 /// The pairs of one call whose results let the user write to immutable memory.
 #[derive(Default)]
-pub(crate) struct Exposed(Cell<u64>);
+pub(crate) struct Exposed(Cell<u128>);
 
 impl Exposed {
     /// Notes a transfer to a framework.
@@ -65,9 +65,9 @@ impl Exposed {
     /// The warning itself where the program makes an error of it. It warns again then.
     #[inline(always)]
     pub(crate) fn warn(&self, py: Python<'_>) -> PyResult<()> {
-        match self.0.get() & !WARNED.load(Relaxed) {
+        match self.0.get() {
             0 => Ok(()),
-            new => warn(py, new),
+            pairs => warn(py, pairs),
         }
     }
 }
@@ -77,14 +77,22 @@ fn number(name: &str) -> Option<usize> {
     Framework::ALL.iter().position(|known| known.name() == name)
 }
 
+fn warned() -> MutexGuard<'static, u128> {
+    WARNED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cold]
-fn warn(py: Python<'_>, pairs: u64) -> PyResult<()> {
+fn warn(py: Python<'_>, pairs: u128) -> PyResult<()> {
+    let new = pairs & !*warned();
+    if new == 0 {
+        return Ok(());
+    }
     let warn = py.import(intern!(py, "truebridge._immutable"))?.getattr(intern!(py, "warn"))?;
-    for bit in (0..u64::BITS).filter(|bit| pairs & 1 << bit != 0) {
+    for bit in (0..u128::BITS).filter(|bit| new & 1 << bit != 0) {
         let name = |number: usize| Framework::ALL.get(number).map(|known| known.name());
         let (from, to) = (bit as usize / TARGETS, bit as usize % TARGETS);
         warn.call1((name(from), name(to)))?;
-        WARNED.fetch_or(1 << bit, Relaxed);
+        *warned() |= 1 << bit;
     }
     Ok(())
 }
