@@ -1,8 +1,9 @@
 //! What takes longer than the tests, or needs a nightly toolchain or another tool, one line a step.
 
 use crate::check::{Step, itself, run_lanes, with};
-use crate::run::{Result, ask, cargo, program, root, target};
+use crate::run::{Result, ask, at, cargo, program, target};
 use crate::{api, features, venv};
+use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -109,7 +110,7 @@ fn steps(python: &Path) -> Vec<Step> {
         ("models of retired memory", Ok(models(&["-p", "truebridge-cuda", "--lib", "models::"]))),
         ("models of connections", Ok(models(&["-p", "truebridge-ipc", "--lib", "models::"]))),
         ("public API", api::ready().and_then(|()| itself(&["generate".as_ref(), "api".as_ref(), "--check".as_ref()]))),
-        ("free-threaded Python", Ok(free_threaded())),
+        ("free-threaded Python", free_threaded()),
         (
             "AddressSanitizer",
             nightly("sanitized", &sanitized).map(|step| {
@@ -138,11 +139,24 @@ fn models(arguments: &[&str]) -> Command {
 
 /// Returns a call that compiles the package for a free-threaded Python, which needs none: pyo3 leaves abi3 for the
 /// interface of that one version.
-fn free_threaded() -> Command {
+fn free_threaded() -> Result<Command> {
+    let folder = target().join("audit/free-threaded");
+    at(&folder, fs::create_dir_all(&folder))?;
+    let config = folder.join("pyo3.txt");
+    at(&config, fs::write(&config, FREE_THREADED))?;
     let check = cargo(&["check", "--quiet", "-p", "truebridge-python"]);
-    let check = with(check, "PYO3_CONFIG_FILE", root().join("xtask/free-threaded.txt"));
-    with(check, "CARGO_TARGET_DIR", target().join("audit/free-threaded"))
+    Ok(with(with(check, "PYO3_CONFIG_FILE", config), "CARGO_TARGET_DIR", folder))
 }
+
+/// What pyo3 is told of that Python.
+const FREE_THREADED: &str = "\
+implementation=CPython
+version=3.14
+shared=true
+build_flags=Py_GIL_DISABLED
+pointer_width=64
+suppress_build_script_link_lines=true
+";
 
 /// Returns a call of cargo-mutants, which `.cargo/mutants.toml` tells what to leave out. It leaves its reports in
 /// `target/audit/PACKAGE/mutants.out`.

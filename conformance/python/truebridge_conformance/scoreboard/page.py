@@ -123,7 +123,8 @@ def _matrix(report: Report, on: str, by: str) -> str:
     columns = [one.name for one in named if any(row.property == one.name for row in rows)]
     found = {(row.source, row.target, row.property): row.verdict for row in rows}
     names = labels()
-    lines, apart = [], []
+    lines: list[tuple[str, ...]] = []
+    apart: list[tuple[str, ...]] = []
     for one, other in dict.fromkeys((row.source, row.target) for row in rows):
         verdicts = [found.get((one, other, name), "") for name in columns]
         cells = (f"{names[one]} → {names[other]}", *(SIGNS.get(verdict, "") for verdict in verdicts))

@@ -9,8 +9,7 @@ from . import _operations, _sources
 from ._calls import argument, no_handle, ready
 from ._graph import Operations
 from ._library import Info, library
-from ._operations import INPUT, OUTPUT, shown, typed
-from ._snapshots import settled
+from ._operations import INPUT, OUTPUT, settled, shown, typed
 from .errors import of_kind
 
 

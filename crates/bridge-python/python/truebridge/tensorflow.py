@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core, _operations
-from ._operations import INPUT, OUTPUT, shown, typed
-from ._snapshots import settled
+from ._operations import INPUT, OUTPUT, settled, shown, typed
 from .errors import BridgeError, of_kind
 
 if TYPE_CHECKING:
