@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import memory
+import truebridge as tb
 from programs import Warm
 
 # TensorFlow shows its symbols, among them stubs of CUDA, to libraries that are loaded later. Where this module cannot
@@ -102,3 +103,12 @@ def uninterrupted() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+def kind_of(call: Callable[[], Any]) -> str | None:
+    """Return the kind of the error of the package that a call raises; ``None`` if it raises none."""
+    try:
+        call()
+    except tb.BridgeError as error:
+        return error.kind
+    return None

@@ -21,7 +21,7 @@ import pytest
 
 import truebridge as tb
 from capsules import Wrapper
-from raising import kind_of
+from conftest import kind_of
 from truebridge import processes, publications
 from truebridge_conformance import others
 from truebridge_conformance.others import Other, wait_until

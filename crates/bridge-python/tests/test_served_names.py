@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from raising import kind_of
+from conftest import kind_of
 from truebridge import processes
 from truebridge_conformance.others import Other, wait_until
 

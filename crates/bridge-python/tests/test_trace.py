@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from raising import kind_of
+from conftest import kind_of
 from truebridge import processes, tracing
 from truebridge_conformance.others import Other
 
