@@ -34,14 +34,9 @@ def commit(folder: str) -> str:
     return str(commits[folder])
 
 
-def file(name: str) -> str:
-    """Return the file of a report that a page links to: its text where it has one."""
-    return next(f"{name}{suffix}" for suffix in (".md", ".json") if (RESULTS / f"{name}{suffix}").exists())
-
-
 def link(links: str, name: str) -> str:
     """Return a link to a report."""
-    return f"[{name.rpartition('/')[2]}]({links}/{file(name)})"
+    return f"[{name.rpartition('/')[2]}]({links}/{name}.json)"
 
 
 def micro(nanoseconds: float) -> str:

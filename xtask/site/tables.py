@@ -16,7 +16,7 @@ from typing import Any
 
 import frameworks
 import pictures
-from results import DOCS, RESULTS, ROOT, about, commit, file, latest, link, micro, one, report, reports
+from results import DOCS, RESULTS, ROOT, about, commit, latest, link, micro, one, report, reports
 
 sys.path.insert(0, str(ROOT / "conformance/python"))
 
@@ -327,7 +327,7 @@ def pairs(links: str, device: str) -> str:
         if key not in best:
             return "–"
         cases, name = best[key]
-        return f"[{cases:,}]({links}/{file(name)})"
+        return f"[{cases:,}]({links}/{name}.json)"
 
     rows = [(f"**{NAMES[one]}**", *(cell((one, other)) for other in shown)) for one in shown]
     said = "; ".join(f"{link(links, name)}, {about(name)}" for name in sorted({name for _, name in best.values()}))
