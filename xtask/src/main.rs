@@ -13,7 +13,6 @@ mod install;
 mod kernels;
 mod new_adapter;
 mod package;
-mod provenance;
 mod release;
 mod run;
 mod site;

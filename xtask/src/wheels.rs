@@ -2,7 +2,7 @@
 //! runs the README.
 
 use crate::run::{Result, ask, at, program, root, run, target};
-use crate::{provenance, venv, versions};
+use crate::{bill, venv, versions};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -116,11 +116,11 @@ fn source(tools: &Path, top: &Path) -> Result<(PathBuf, PathBuf)> {
 /// Builds a wheel for a processor.
 fn build(tools: &Path, manifest: &Path, out: &Path, processor: &Processor) -> Result<PathBuf> {
     at(out, fs::create_dir_all(out))?;
-    let bill = target().join("wheels").join(provenance::FILE);
-    provenance::write(tools, &bill)?;
+    let place = target().join("wheels").join(bill::FILE);
+    bill::of_build(tools, &place)?;
     let mut build = maturin(tools, "build");
     build.args(["--release", "--offline", "--zig", "--compatibility", "manylinux_2_28"]);
-    build.args(["--auditwheel", "check", "--quiet", "--sbom-include"]).arg(&bill);
+    build.args(["--auditwheel", "check", "--quiet", "--sbom-include"]).arg(&place);
     build.arg("--manifest-path").arg(manifest).arg("--interpreter").arg(tools).arg("--out").arg(out);
     processor.target.iter().for_each(|target| _ = build.args(["--target", target]));
     // Messages of panics name the files of the sources. The folders above them are those of one machine.
@@ -145,7 +145,7 @@ fn build(tools: &Path, manifest: &Path, out: &Path, processor: &Processor) -> Re
 fn maturin(tools: &Path, task: &str) -> Command {
     let mut command = program(tools, &["-m", "maturin", task]);
     command.env("CARGO_ZIGBUILD_PYTHON_PATH", tools);
-    provenance::epoch().iter().for_each(|epoch| _ = command.env("SOURCE_DATE_EPOCH", epoch));
+    bill::epoch().iter().for_each(|epoch| _ = command.env("SOURCE_DATE_EPOCH", epoch));
     command
 }
 
