@@ -14,9 +14,6 @@ from truebridge_conformance.subjects.common import NAMES, SingleStream, beginnin
 #: Names that Paddle has without kernels. Its functions take the first for bfloat16.
 WITHOUT_KERNELS = ("uint16", "uint32", "uint64")
 
-#: Paddle slices no tensor of so many dimensions.
-MOST_SLICED = 7
-
 #: The integers by the bytes of an element.
 BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
@@ -47,9 +44,11 @@ class Paddle(SingleStream):
         size = tensor.element_size()
         return tensor.view(BITS[size]) if size in BITS else tensor
 
-    def host(self, data: bytes, like: Any) -> Any:
-        """Return a tensor with these elements, of the dtype and shape of another one."""
-        return self.paddle.to_tensor(self.numpy.frombuffer(data, "uint8")).view(like.dtype).reshape(like.shape)
+    def host(self, data: bytes) -> Any:
+        """Return a tensor of these bytes. `to_tensor` leaks objects."""
+        tensor = self.allocate(0)
+        tensor.get_tensor().set(self.numpy.frombuffer(data, "uint8"), self.paddle.CPUPlace())
+        return tensor
 
     def over(self, memory: Any, start: int, spec: Spec) -> Any:
         # Paddle miscounts the offset where it views a part of a tensor as another dtype.
@@ -72,7 +71,7 @@ class Paddle(SingleStream):
     def create(self, spec: Spec, data: bytes) -> Any:
         memory, start = self.place(spec, len(data))
         if data:
-            memory[start : start + len(data)].copy_(self.paddle.to_tensor(self.numpy.frombuffer(data, "uint8")), True)
+            memory.as_strided([len(data)], [1], start).copy_(self.host(data), True)
         return self.over(memory, start, spec)
 
     def observe(self, tensor: Any) -> Observed:
@@ -87,7 +86,7 @@ class Paddle(SingleStream):
     def write(self, tensor: Any, data: bytes) -> None:
         if data:
             bits = self.bits(tensor)
-            bits.copy_(self.host(data, bits), True)
+            bits.copy_(self.host(data).view(bits.dtype).reshape(bits.shape), True)
 
     def fill(self, tensor: Any, byte: int) -> None:
         self.write(tensor, bytes([byte]) * (tensor.size * tensor.element_size()))
@@ -101,8 +100,7 @@ class Paddle(SingleStream):
             into.view(bits.dtype).reshape(bits.shape).copy_(bits, True)
 
     def part(self, tensor: Any, start: int) -> Any:
-        if tensor.ndim < MOST_SLICED:
-            return tensor[start:]
+        # A slice leaks objects, and has less than seven dimensions.
         offset = tensor.offset + start * tensor.strides[0] * tensor.element_size()
         return tensor.as_strided([tensor.shape[0] - start, *tensor.shape[1:]], tensor.strides, offset)
 
@@ -128,13 +126,7 @@ class Paddle(SingleStream):
         layer(self.paddle.to_tensor([seed % 4])).sum().backward()
         return layer.weight.grad
 
-    def distributed(self, seed: int) -> Any:
-        from paddle import distributed
-
-        mesh = distributed.ProcessMesh([0], dim_names=["x"])
-        return distributed.shard_tensor(self.own(seed), mesh, [distributed.Replicate()])
-
-    def of_a_program(self, _: int) -> Any:
+    def of_a_program(self) -> Any:
         paddle = self.paddle
         paddle.enable_static()
         try:
@@ -145,6 +137,8 @@ class Paddle(SingleStream):
 
     def usual(self) -> list[Usual]:
         paddle, own = self.paddle, self.own
+        # One for all calls: Paddle keeps every program and mesh.
+        symbol, mesh = self.of_a_program(), paddle.distributed.ProcessMesh([0], dim_names=["x"])
 
         class Tagged(paddle.Tensor):  # type: ignore[misc, name-defined]
             pass
@@ -159,8 +153,8 @@ class Paddle(SingleStream):
             made.set_value(own(seed))
             return made
 
-        def resized(seed: int) -> Any:
-            return own(seed).resize_([8, 12])
+        def distributed(seed: int) -> Any:
+            return paddle.distributed.shard_tensor(own(seed), mesh, [paddle.distributed.Replicate()])
 
         return [
             Usual("a tensor that owns its memory", own),
@@ -190,8 +184,8 @@ class Paddle(SingleStream):
             Usual("coordinates of a sparse tensor", lambda seed: own(seed).to_sparse_coo(2), "not a tensor"),
             Usual("rows of a sparse tensor", lambda seed: own(seed).to_sparse_csr(), "not a tensor"),
             Usual("selected rows", self.rows, "not a tensor"),
-            Usual("a distributed tensor", self.distributed, "not a tensor"),
-            Usual("a tensor of a program", self.of_a_program, "not a tensor"),
+            Usual("a distributed tensor", distributed, "not a tensor"),
+            Usual("a tensor of a program", lambda _: symbol, "not a tensor"),
             Usual("a number", lambda seed: float(seed), "not a tensor"),
         ]
 
