@@ -5,7 +5,6 @@ use super::{Failure, Outcome, Pair, on, on_both, outstanding, same_bytes};
 use crate::model::{self, Random};
 use crate::{Case, Picks, Subject};
 use bridge_core::{DType, Stream};
-use std::ptr;
 
 /// The fewest tensors of a batch: from this many on core groups their leases.
 const FEWEST: usize = 8;
@@ -154,8 +153,8 @@ fn sources<'a, F, T>(pair: &Pair<'a, F, T>, case: &Case) -> Vec<Source<'a, F>> {
             && profile.name != pair.from.profile().name
     };
     if let Some(subject) = pair.also.filter(makes) {
-        let is_target = ptr::addr_eq(subject, pair.to);
-        // The stream that is current for it at the export.
+        // The stream that is current for it at the export: adapters of one framework share its current stream.
+        let is_target = subject.profile().name == pair.to.profile().name;
         let stream = if is_target { streams.to(case.streams.read) } else { None };
         sources.push(Source { subject, streams: [stream; 2] });
     }
