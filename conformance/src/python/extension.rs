@@ -48,7 +48,7 @@ fn adapters() -> PyResult<String> {
 /// Runs the suite. `launch` is the command line of a worker, whose last element is the script; `describe` returns the
 /// host, as JSON.
 #[pyfunction]
-fn main(argv: Vec<String>, launch: Vec<String>, describe: &Bound<'_, PyAny>) -> PyResult<i32> {
+fn main(py: Python<'_>, argv: Vec<String>, launch: Vec<String>, describe: &Bound<'_, PyAny>) -> PyResult<i32> {
     let options = match read(&argv) {
         Ok(options) => options,
         Err(code) => return Ok(code),
@@ -59,7 +59,16 @@ fn main(argv: Vec<String>, launch: Vec<String>, describe: &Bound<'_, PyAny>) -> 
     let fixtures = script.join("fixtures");
     let launch = launch.into_iter().map(Into::into).collect();
     let github = GitHub::from_environment(|name| std::env::var_os(name));
-    Ok(run(options, &Surroundings { launch, fixtures, host, github }))
+    let written = options.replay.is_none().then(|| options.report.clone());
+    let code = run(options, &Surroundings { launch, fixtures, host, github });
+    if let Some(folder) = written.filter(|folder| folder.is_dir()) {
+        let archived = py.import("shutil")?.call_method1("make_archive", (&folder, "gztar", &folder));
+        match archived.and_then(|archive| archive.extract::<String>()) {
+            Ok(archive) => println!("all of them are in {archive}"),
+            Err(error) => println!("no archive of the reports: {error}"),
+        }
+    }
+    Ok(code)
 }
 
 /// Judges one pair; `send` receives each message, as a line of JSON.
