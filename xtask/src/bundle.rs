@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// The most that a bundle may take.
-const LIMIT: u64 = 60 << 20;
+const LIMIT: u64 = 64 << 20;
 
 /// Arguments of cargo, in one call each: the extension modules, the one that is not optimised, and the C library, whose
 /// dependencies are built without Python.
