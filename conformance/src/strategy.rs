@@ -296,7 +296,8 @@ const MOST_LARGE: usize = (1 << 20) - 1024;
 pub(crate) fn large(sides: &Sides) -> BoxedStrategy<Spec> {
     let strided = sides.from.profile.strides != Strides::Compact;
     let ranks = sides.common_ranks();
-    (select(sides.common_dtypes()), select(&LARGE[..]), 1i64..70, 0i64..9, 0usize..3)
+    let kinds = if ranks.contains(&2) { 3 } else { 1 };
+    (select(sides.common_dtypes()), select(&LARGE[..]), 1i64..70, 0i64..9, 0..kinds)
         .prop_map(move |(dtype, nbytes, rows, ragged, kind)| {
             let count = (nbytes / model::itemsize(dtype)).min(MOST_LARGE) as i64;
             let length = count / rows + ragged;

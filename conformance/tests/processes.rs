@@ -40,6 +40,7 @@ fn tensors_that_cross_by_tickets_have_every_property() {
             "copies into tensors are within one process: versions are for several",
             "it judges calls within one process",
             "the target has no import of its own",
+            "not every import takes tensors of the source",
             "no list says how users of the source make tensors",
             "no function of either framework can be made to raise",
             "the source has no tensors on the host beside those on a device",

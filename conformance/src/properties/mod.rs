@@ -260,7 +260,7 @@ impl<F, T> Pair<'_, F, T> {
 
     /// Chooses who makes copies from now on: the kernels, or the frameworks where both can.
     fn copies_by(&self, kernels: bool) {
-        self.kernels.set(kernels || !self.frameworks_copy());
+        self.kernels.set(kernels || self.by_package || !self.frameworks_copy());
     }
 
     fn ordering(&self) -> &Arc<dyn Ordering> {

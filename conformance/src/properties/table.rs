@@ -265,7 +265,8 @@ pub static PROPERTIES: &[Property] = &[
         native: false,
         left_out: |sides| {
             let none = sides.to.can.imports.is_none().then_some("the target has no import of its own");
-            none.or_else(|| one_process(sides))
+            let other = sides.from.can.imports.is_none().then_some("not every import takes tensors of the source");
+            none.or(other).or_else(|| one_process(sides))
         },
         strategy: |sides| cases(of_source(sides), NONE),
         check: Check::Profile,

@@ -56,11 +56,10 @@ class JAX(Unwritable):
     def capabilities(self) -> Capabilities:
         known = (name for name in NAMES if hasattr(self.jax.numpy, name))
         named = (name for name in known if self.jax.config.jax_enable_x64 or name not in WIDE)
-        # It takes other orders of dimensions, and then compiles every program anew. It takes any address on a GPU, and
-        # programs refuse those that are no multiples of 16.
-        aligned = 16 if self.cuda else 1
+        # It takes other orders of dimensions, and then compiles every program anew. On the host programs want 64 bytes,
+        # and a profile has one alignment for all devices.
         return Capabilities(
-            tuple(named), writes=False, immutable=True, compiles=True, imports=aligned, imports_strides=False
+            tuple(named), writes=False, immutable=True, compiles=True, imports=64, imports_strides=False
         )
 
     def put(self, array: Any) -> Any:
