@@ -2,7 +2,7 @@
 
 use crate::device;
 use crate::errors::{argument, into_python, text};
-use bridge_core::{Cast, DType, MAX_NDIM, Options, Order, Permutation, Result};
+use bridge_core::{Cast, DType, Error, ErrorKind, MAX_NDIM, Options, Order, Permutation, Result};
 use bridge_pyo3::{PyTensor, brief, brief_repr, brief_str, framework_error, probe};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -182,16 +182,17 @@ pub(crate) fn only_known(function: &str, unknown: Option<&Bound<'_, PyDict>>) ->
 ///
 /// # Errors
 ///
-/// `TypeError` without it, and for a second argument by position.
+/// `TypeError` for a second argument by position, and an error of [`ErrorKind::NotATensor`] without the target.
 pub(crate) fn target<'a, 'py>(
     function: &str,
     others: &Bound<'py, PyTuple>,
     out: Option<&'a PyTensor<'py>>,
 ) -> PyResult<&'a PyTensor<'py>> {
-    let out = out.filter(|_| others.is_empty());
-    out.ok_or_else(|| {
-        PyTypeError::new_err(format!("{function}() takes the target by keyword: {function}(src, out=target)"))
-    })
+    let text = || format!("{function}() takes the target by keyword: {function}(src, out=target)");
+    if !others.is_empty() {
+        return Err(PyTypeError::new_err(text()));
+    }
+    out.ok_or_else(|| into_python(others.py(), Error::new(ErrorKind::NotATensor, text())))
 }
 
 /// Defines functions of Python that take the keywords of conversions after tensors or names of their own.

@@ -54,7 +54,7 @@ def test_every_pair_on_the_host_is_measured() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    here = [name for name in ("torch", "numpy", "tensorflow", "jax") if name in found["frameworks"]]
+    here = [name for name in ("torch", "numpy", "tensorflow", "jax", "paddle") if name in found["frameworks"]]
     assert {"torch", "numpy"} <= set(here)
     pairs = {(one, other, "cpu") for one in here for other in here if one != other}
     for table in ("handoffs", "copies"):
