@@ -58,7 +58,7 @@ pub(super) fn batch<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     // bool knows only two bytes, and one is that of the garbage.
     let seen = |i: usize| if case.spec.dtype == DType::BOOL { first } else { first.wrapping_add(i as u8) };
 
-    let sources = sources(pair, case);
+    let sources = sources(pair, case)?;
     let of: Vec<usize> = (0..count).map(|_| random.below(sources.len())).collect();
     let mut tensors: Vec<F> = Vec::new();
     for Source { subject, streams } in of.iter().map(|number| &sources[*number]) {
@@ -142,7 +142,7 @@ pub(super) fn batch<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
 }
 
 /// Returns the source, and another framework where one makes such tensors: a third one, or the target itself.
-fn sources<'a, F, T>(pair: &Pair<'a, F, T>, case: &Case) -> Vec<Source<'a, F>> {
+fn sources<'a, F, T>(pair: &Pair<'a, F, T>, case: &Case) -> Result<Vec<Source<'a, F>>, Failure> {
     let streams = pair.streams();
     let own = [case.streams.allocate, case.streams.write].map(|number| streams.from(number));
     let mut sources = vec![Source { subject: pair.from, streams: own }];
@@ -153,12 +153,13 @@ fn sources<'a, F, T>(pair: &Pair<'a, F, T>, case: &Case) -> Vec<Source<'a, F>> {
             && profile.name != pair.from.profile().name
     };
     if let Some(subject) = pair.also.filter(makes) {
-        // The stream that is current for it at the export: adapters of one framework share its current stream.
-        let is_target = subject.profile().name == pair.to.profile().name;
-        let stream = if is_target { streams.to(case.streams.read) } else { None };
+        // The stream that is current for it at the export. Adapters of one framework share its current stream.
+        let reader = streams.to(case.streams.read);
+        let current = on(pair.to, reader, || Ok(subject.consumer().current_stream(subject.device())?))?;
+        let stream = reader.filter(|reader| current == Some(*reader));
         sources.push(Source { subject, streams: [stream; 2] });
     }
-    sources
+    Ok(sources)
 }
 
 impl<F, T> Scene<'_, F, T> {
