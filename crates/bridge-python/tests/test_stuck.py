@@ -243,7 +243,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a name as the stream": (lambda: tb.record_stream(ONES, "main"), "argument", "not a CUDA stream"),
     "dtype=": (lambda: tb.to_torch(ONES, dtype=torch.half), None, "'dtype': a conversion keeps the dtype"),
     "readonly=": (lambda: tb.convert(ONES, "torch", readonly=True), None, "did you mean read_only?"),
-    "copy without out=": (lambda: tb.copy(ONES), None, "copy(src, out=target)"),
+    "copy without out=": (lambda: tb.copy(ONES), "not_a_tensor", "copy(src, out=target)"),
     "the target by position": (lambda: tb.copier(ONES, ONES), None, "copier(src, out=target)"),
     "a function of another name": (lambda: tb.to_pytorch(ONES), None, "did you mean to_torch?"),
     "a pair of another name": (lambda: tb.torch_to_tf(ONES), None, "did you mean to_tensorflow?"),
