@@ -140,7 +140,10 @@ impl Parent<'_> {
                 words => format!("; its last words: {words}"),
             };
             let Some(at) = at else {
-                let reason = format!("outside any case, {ending}: is the test's whole name {:?}?{words}", self.test);
+                let reason = format!(
+                    "outside any case, {ending}; if no test ran, pass its whole name, not {:?}{words}",
+                    self.test
+                );
                 report.properties.push(PropertyReport::new("worker", 0, Verdict::Crashed, Some(reason)));
                 return report;
             };

@@ -32,7 +32,8 @@ pub struct Config {
     pub regressions: Vec<Regression>,
     /// Whether a case that fails is made smaller as long as it does.
     pub shrinks: bool,
-    /// How long a case may take where a process is watched: see [`certify_apart`](Self::certify_apart).
+    /// How long a watched process may be silent: see [`certify_apart`](Self::certify_apart). Where cases are made smaller,
+    /// more than the minute that this may take.
     pub patience: Duration,
 }
 

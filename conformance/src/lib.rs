@@ -36,6 +36,9 @@
 //! assert!(quick.certify(&yours, &reference).iter().all(|report| report.passed()));
 //! ```
 //!
+//! In a test of your own call [`Config::certify_apart`]: it judges in other processes, so that an adapter which ends its
+//! process is reported, too.
+//!
 //! A failure is reported with the smallest case that still fails, as data. Keep it as a [`Regression`] in
 //! [`Config::regressions`]: the suite then runs it first. What a framework cannot do is an [`Expectation`] with its
 //! reason.
