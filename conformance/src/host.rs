@@ -2,7 +2,7 @@
 
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, Failed, HostOnly, Lent, Offer, Order, Ordering, Profile, Result, Stream,
+    Adapter, Consumer, DType, Device, Export, Failed, HostOnly, Offer, Order, Ordering, Profile, Result, Stream,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,7 +95,7 @@ unsafe impl<A: Adapter, H> Adapter for HostSubject<A, H> {
         self.adapter.consumer()
     }
 
-    fn export(&self, tensor: &A::Tensor) -> Result<Lent> {
+    fn export(&self, tensor: &A::Tensor) -> Result<Export> {
         self.adapter.export(tensor)
     }
 

@@ -4,7 +4,7 @@
 use bridge_conformance::rust::NdArraySubject;
 use bridge_conformance::{Capabilities, Config, HostSubject, HostTensors, Observed, PairReport, Spec};
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Offer,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, Memory, Offer,
     Order, Profile, Result, Strides, Views,
 };
 use std::ops::RangeInclusive;
@@ -66,12 +66,12 @@ unsafe impl Adapter for Matrices {
         self.views.clone()
     }
 
-    fn export(&self, matrix: &Matrix) -> Result<Lent> {
+    fn export(&self, matrix: &Matrix) -> Result<Export> {
         let layout = Layout::new(DType::FLOAT32, &[matrix.rows, matrix.columns], None, 0)?;
         let allocation = Allocation::host(layout.hull(matrix.address, None)?, Access::ReadWrite);
         // SAFETY: the clone keeps the memory, which nothing else writes to now.
         let memory = unsafe { Memory::new(allocation, matrix.clone()) };
-        Lent::at(matrix.address, DType::FLOAT32, layout, memory)
+        Export::at(matrix.address, DType::FLOAT32, layout, memory)
     }
 
     fn import(&self, offer: Offer) -> Result<Matrix> {

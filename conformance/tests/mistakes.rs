@@ -5,7 +5,7 @@
 
 use bridge_conformance::{Capabilities, Config, Observed, Pair, PairReport, Spec, Subject, Verdict};
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Lent, Memory, Offer, Profile, Result, Stream,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Export, Memory, Offer, Profile, Result, Stream,
     Strides, Views,
 };
 use std::collections::BTreeMap;
@@ -83,13 +83,13 @@ unsafe impl Adapter for Toy {
         self.views.clone()
     }
 
-    fn export(&self, tensor: &Tensor) -> Result<Lent> {
+    fn export(&self, tensor: &Tensor) -> Result<Export> {
         let layout = bridge_core::Layout::new(tensor.dtype, &tensor.shape, None, 0)?;
         let allocation = Allocation::host(layout.hull(tensor.address, None)?, Access::ReadWrite);
         let owner = (self.mistake != Mistake::NoOwner).then(|| tensor.clone());
         // SAFETY: the owner keeps the memory, which nothing else writes to now. Without one nothing touches the view.
         let memory = unsafe { Memory::new(allocation, owner) };
-        Lent::at(tensor.address, tensor.dtype, layout, memory)
+        Export::at(tensor.address, tensor.dtype, layout, memory)
     }
 
     fn import(&self, offer: Offer) -> Result<Tensor> {

@@ -1,7 +1,7 @@
 //! The paths of the host that need neither Python nor a device, for `cargo xtask counts`, which runs this program under
 //! callgrind. It prints the name of each path, in the order in which they are counted, and the calls.
 
-use bridge_core::dlpack::{DLPack, Origin, Tensor, lend, versioned};
+use bridge_core::dlpack::{DLPack, Origin, Tensor, export, versioned};
 use bridge_core::{Adapter, DType, Device, HostOnly, Options, Order, Ordering, Permutation, Result};
 use bridge_core::{copy_into, plan, transfer, transfer_all};
 use bridge_ipc::{Exporter, Parcel, Settings, Ticket, Writing};
@@ -60,11 +60,11 @@ fn transfers<'a>(dlpack: &'a DLPack, ndarray: &'a NdArray) -> Result<Vec<Named<'
     let array = || HostArray::from(vec![1.0_f32; 64]);
     // SAFETY: the elements are numbers, of any bits.
     let image = unsafe { dlpack.empty(Device::CPU, DType::FLOAT32, &[2, 3, 4, 5], Order::RowMajor) }?;
-    let (lent, one, nested, many) = (ndarray.export(&array())?, array(), array(), vec![array(); 100]);
+    let (exported, one, nested, many) = (ndarray.export(&array())?, array(), array(), vec![array(); 100]);
     let permuted = Options::default().with_permute(Permutation::new(&[0, 2, 3, 1])?);
     let (first, second, third, fourth) = (host(), host(), host(), host());
     Ok(vec![
-        ("plan", Box::new(move || plan(black_box(&lent), dlpack.profile(), &Options::default()).map(drop))),
+        ("plan", Box::new(move || plan(black_box(&exported), dlpack.profile(), &Options::default()).map(drop))),
         (
             "transfer in place",
             Box::new(move || transfer(ndarray, dlpack, black_box(&one), &first, &Options::in_place()).map(drop)),
@@ -103,7 +103,7 @@ fn codec<'a>(dlpack: &'a DLPack, ndarray: &'a NdArray) -> Result<Vec<Named<'a>>>
             Box::new(move || {
                 let managed: versioned::Dlpack = black_box(&tensor).clone().into_managed();
                 // SAFETY: the tensor was made here, and its memory is that of the host.
-                unsafe { lend(managed, |_, _| Ok(Origin::host())) }.map(drop)
+                unsafe { export(managed, |_, _| Ok(Origin::host())) }.map(drop)
             }),
         ),
         (

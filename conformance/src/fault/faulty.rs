@@ -3,8 +3,8 @@
 use super::Fault;
 use crate::{Observed, Subject};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Failed, Keep, Layout, Lent, Offer, Order, Profile, Result,
-    Reuse, Stream, Strides, Views,
+    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Export, Failed, Keep, Layout, Offer, Order, Profile,
+    Result, Reuse, Stream, Strides, Views,
 };
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,7 +31,7 @@ pub struct Faulty<A: Subject> {
     /// The view that is being imported.
     slot: Mutex<Option<A::Tensor>>,
     /// Whether a tensor was exported since the consumer was last queried.
-    lends: AtomicBool,
+    exports: AtomicBool,
     /// Number of imported tensors.
     imports: AtomicUsize,
     /// Whether another device is the current one.
@@ -71,7 +71,7 @@ impl<A: Subject> Faulty<A> {
             profile,
             last: Mutex::default(),
             slot: Mutex::default(),
-            lends: AtomicBool::default(),
+            exports: AtomicBool::default(),
             imports: AtomicUsize::default(),
             is_elsewhere: AtomicBool::default(),
             keeps: Keeps::default(),
@@ -85,27 +85,27 @@ impl<A: Subject> Faulty<A> {
     }
 
     /// Returns whether the framework has a view of this memory; the exported tensor itself need not be one.
-    fn has_view_of(&self, lent: &Lent) -> Result<bool> {
-        let (device, consumer) = (lent.device(), self.sound.consumer());
+    fn has_view_of(&self, exported: &Export) -> Result<bool> {
+        let (device, consumer) = (exported.device(), self.sound.consumer());
         let Some(stream) = consumer.current_stream(device)? else { return Ok(false) };
         // SAFETY: the subject keeps its streams until its views are dropped.
-        Ok(unsafe { consumer.views().used(device, lent.data(), stream, || None) } > 0)
+        Ok(unsafe { consumer.views().used(device, exported.data(), stream, || None) } > 0)
     }
 
     /// Exports where the current stream is known by its handle alone.
-    fn export_under_a_handle(&self, tensor: &A::Tensor) -> Result<Lent> {
+    fn export_under_a_handle(&self, tensor: &A::Tensor) -> Result<Export> {
         let Some(current) = self.sound.consumer().current_stream(self.sound.device())? else {
             return self.sound.export(tensor);
         };
-        let mut lent = None;
+        let mut exported = None;
         // SAFETY: the stream is the current one.
         unsafe {
             self.sound.on_stream(current, &mut || {
-                lent = Some(self.sound.export(tensor)?);
+                exported = Some(self.sound.export(tensor)?);
                 Ok(())
             })
         }?;
-        lent.map_or_else(|| self.sound.export(tensor), Ok)
+        exported.map_or_else(|| self.sound.export(tensor), Ok)
     }
 
     fn compact_elsewhere(&self, tensor: &A::Tensor) -> Result<A::Tensor> {
@@ -145,12 +145,12 @@ unsafe impl<A: Breakable> Adapter for Faulty<A> {
 
     fn consumer(&self) -> Arc<dyn Consumer> {
         let sound = self.sound.consumer();
-        let lends = self.lends.swap(false, Relaxed);
+        let exports = self.exports.swap(false, Relaxed);
         let mut liar = Liar { sound: Arc::clone(&sound), claims: None, views: None, keeps: None };
         match self.fault {
             Some(Fault::WaitSkipped | Fault::ReleaseNotOrdered) => liar.claims = Some(Stream::LEGACY),
             Some(Fault::ViewsNotNoted) => liar.views = Some(Views::default()),
-            Some(Fault::LendingNotNoted) if lends => liar.views = Some(Views::default()),
+            Some(Fault::ExportNotNoted) if exports => liar.views = Some(Views::default()),
             Some(Fault::SecondViewNotNoted) if self.imports.load(Relaxed) % 2 == 1 => {
                 liar.views = Some(Views::default())
             }
@@ -161,18 +161,18 @@ unsafe impl<A: Breakable> Adapter for Faulty<A> {
         Arc::new(liar)
     }
 
-    fn export(&self, tensor: &A::Tensor) -> Result<Lent> {
-        let lent = match self.fault {
+    fn export(&self, tensor: &A::Tensor) -> Result<Export> {
+        let exported = match self.fault {
             Some(Fault::OwnerStreamNotKept) => self.export_under_a_handle(tensor)?,
             _ => self.sound.export(tensor)?,
         };
-        self.lends.store(true, Relaxed);
+        self.exports.store(true, Relaxed);
         match self.fault {
-            Some(Fault::ReuseBorrowed) if self.has_view_of(&lent)? => {
-                spoil(Fault::ReuseOverclaimed, lent, || self.sound.releaser(tensor))
+            Some(Fault::ReuseBorrowed) if self.has_view_of(&exported)? => {
+                spoil(Fault::ReuseOverclaimed, exported, || self.sound.releaser(tensor))
             }
-            Some(fault) => spoil(fault, lent, || self.sound.releaser(tensor)),
-            None => Ok(lent),
+            Some(fault) => spoil(fault, exported, || self.sound.releaser(tensor)),
+            None => Ok(exported),
         }
     }
 
@@ -232,12 +232,12 @@ unsafe impl<A: Breakable> Adapter for Faulty<A> {
 }
 
 /// Exports the same tensor with a fault.
-fn spoil(fault: Fault, lent: Lent, releaser: impl FnOnce() -> Box<dyn Fn() + Send + Sync>) -> Result<Lent> {
-    let (mut dtype, layout, mut pending) = (lent.dtype(), lent.layout().clone(), lent.pending());
+fn spoil(fault: Fault, exported: Export, releaser: impl FnOnce() -> Box<dyn Fn() + Send + Sync>) -> Result<Export> {
+    let (mut dtype, layout, mut pending) = (exported.dtype(), exported.layout().clone(), exported.pending());
     let (mut shape, mut strides) = (layout.shape().to_vec(), layout.strides().to_vec());
     let mut offset = layout.offset();
     let itemsize = layout.itemsize() as i64;
-    let mut buffer = Spoilt::of(&lent);
+    let mut buffer = Spoilt::of(&exported);
     match fault {
         Fault::StridesInBytes => strides.iter_mut().for_each(|stride| *stride *= itemsize),
         Fault::OffsetDropped => offset = layout.reach().0,
@@ -272,10 +272,10 @@ fn spoil(fault: Fault, lent: Lent, releaser: impl FnOnce() -> Box<dyn Fn() + Sen
         _ => (),
     }
     if fault != Fault::EarlyRelease {
-        buffer.lent = Some(lent);
+        buffer.exported = Some(exported);
     }
     let layout = Layout::new(dtype, &shape, Some(&strides), offset)?;
-    Ok(Lent::new(dtype, layout, buffer)?.with_pending(pending))
+    Ok(Export::new(dtype, layout, buffer)?.with_pending(pending))
 }
 
 /// Dtypes, and those of half their size.
@@ -299,7 +299,7 @@ const MISTAKEN: &[(DType, DType)] = &[
 
 /// A buffer that breaks its promises.
 struct Spoilt {
-    lent: Option<Lent>,
+    exported: Option<Export>,
     bytes: (usize, usize),
     device: Device,
     access: Access,
@@ -309,10 +309,10 @@ struct Spoilt {
 }
 
 impl Spoilt {
-    fn of(lent: &Lent) -> Self {
-        let buffer = lent.buffer();
+    fn of(exported: &Export) -> Self {
+        let buffer = exported.buffer();
         Self {
-            lent: None,
+            exported: None,
             bytes: (buffer.address(), buffer.len()),
             device: buffer.device(),
             access: buffer.access(),
@@ -351,7 +351,7 @@ impl Drop for Spoilt {
         if let Some(again) = self.again.take() {
             again();
         }
-        drop(self.lent.take());
+        drop(self.exported.take());
     }
 }
 

@@ -136,7 +136,7 @@ faults! {
     /// The consumer forgets the streams that were recorded for a view.
     ViewsNotNoted = "views_not_noted", "release_order", Target of Generous -> Generous;
     /// The export of a view is not recorded.
-    LendingNotNoted = "lending_not_noted", "release_order", Target of Generous -> Generous;
+    ExportNotNoted = "export_not_noted", "release_order", Target of Generous -> Generous;
     /// Of several views over one memory only some are recorded.
     SecondViewNotNoted = "second_view_not_noted", "release_order", Target of Generous -> Common;
     /// What keeps a stream alive is looked up by a handle that an earlier stream had.
@@ -320,8 +320,8 @@ mod tests {
         let routes = [
             (Route::Direct, Fault::ReuseOverclaimed, source, common, generous),
             (Route::Noted, Fault::ViewsNotNoted, target, generous, generous),
-            (Route::Onward, Fault::LendingNotNoted, target, generous, generous),
-            (Route::CopyOn, Fault::LendingNotNoted, target, generous, generous),
+            (Route::Onward, Fault::ExportNotNoted, target, generous, generous),
+            (Route::CopyOn, Fault::ExportNotNoted, target, generous, generous),
             (Route::CopyOn, Fault::CopyElsewhere, target, generous, generous),
             (Route::Late, Fault::ReleaseNotOrdered, target, generous, common),
             (Route::Twice, Fault::SecondViewNotNoted, target, generous, common),

@@ -3,7 +3,7 @@
 //! They break promises about real memory on purpose. A process that has one is there to be judged, and to die of it if
 //! need be.
 
-use bridge_core::{Allocation, Consumer, Device, Lent, Memory, Result, Stream, Views};
+use bridge_core::{Allocation, Consumer, Device, Export, Memory, Result, Stream, Views};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
@@ -74,9 +74,9 @@ impl Flaw {
     }
 
     /// Exports the same tensor with the flaw. Its first element lies `offset` bytes after the start of its memory.
-    pub(super) fn spoil(self, lent: Lent, offset: usize) -> Result<Lent> {
-        let (dtype, layout, buffer) = (lent.dtype(), lent.layout().clone(), lent.buffer());
-        let (mut data, mut stream) = (lent.data(), buffer.stream());
+    pub(super) fn spoil(self, exported: Export, offset: usize) -> Result<Export> {
+        let (dtype, layout, buffer) = (exported.dtype(), exported.layout().clone(), exported.buffer());
+        let (mut data, mut stream) = (exported.data(), buffer.stream());
         let (device, access, reuse) = (buffer.device(), buffer.access(), buffer.reuse());
         let mut owner: Box<dyn Any + Send> = Box::new(());
         match self {
@@ -87,12 +87,12 @@ impl Flaw {
         }
         let bytes = layout.hull(data, None)?;
         if self != Self::SegmentClosed {
-            owner = Box::new(lent);
+            owner = Box::new(exported);
         }
         let allocation = Allocation::new(bytes, device, access, stream, reuse);
         // SAFETY: none. Promises are broken on purpose, in a process that is there to be judged.
         let memory = unsafe { Memory::new(allocation, Mutex::new(owner)) };
-        Lent::at(data, dtype, layout, memory)
+        Export::at(data, dtype, layout, memory)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Pieces of host memory, as a framework: what the suite writes itself before a framework sees it.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Offer, Profile,
+    Access, Adapter, Allocation, Consumer, DType, DeviceKind, Error, ErrorKind, Export, Layout, Memory, Offer, Profile,
     Result, Views,
 };
 use bridge_ipc::IpcTensor;
@@ -87,7 +87,7 @@ unsafe impl Adapter for Pieces {
         self.consumer.clone()
     }
 
-    fn export(&self, piece: &Piece) -> Result<Lent> {
+    fn export(&self, piece: &Piece) -> Result<Export> {
         let Piece { data, dtype, ref layout, access, ref owner } = *piece;
         let allocation = Allocation::host(layout.hull(data, None)?, access);
         // SAFETY: `of` and `within` have taken the addresses from the owner, and checked that they lie in its memory,
@@ -96,12 +96,12 @@ unsafe impl Adapter for Pieces {
         let memory = unsafe {
             match owner {
                 Owner::Bytes(bytes) => {
-                    return Lent::at(data, dtype, layout.clone(), Memory::new(allocation, bytes.clone()));
+                    return Export::at(data, dtype, layout.clone(), Memory::new(allocation, bytes.clone()));
                 }
                 Owner::Shared(block) => Memory::new(allocation, block.clone()),
             }
         };
-        Lent::at(data, dtype, layout.clone(), memory)
+        Export::at(data, dtype, layout.clone(), memory)
     }
 
     fn import(&self, _: Offer) -> Result<Piece> {

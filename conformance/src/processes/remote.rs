@@ -7,7 +7,7 @@ use super::{Around, held, in_place, shares};
 use crate::properties::Crossing;
 use crate::{Capabilities, Observed, Pair, Spec, Subject, model};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Options, Order, Ordering, Plan,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Offer, Options, Order, Ordering, Plan,
     Profile, Result, Stream, Transfer, plan, transfer,
 };
 use bridge_ipc::{Ipc, IpcTensor, Ticket, Writing};
@@ -85,7 +85,7 @@ bridge_core::debug_fields!(impl[] RemoteTensor);
 struct Known {
     id: Id,
     line: Arc<Line>,
-    /// The same elements in this process, until the drop; `None` for memory of a device that this process has lent
+    /// The same elements in this process, until the drop; `None` for memory of a device that this process has exported
     /// itself: what it opened would keep the other's view.
     local: Option<IpcTensor>,
     /// Address of the first element in this process, and in the other.
@@ -253,10 +253,10 @@ impl Remote {
     /// Waits until copies that were made of a tensor here have been read: who writes next is for the processes to agree
     /// on, and the suite does so by waiting.
     fn copied(&self, tensor: &RemoteTensor) -> Result<()> {
-        let lent = self.lend(tensor)?;
-        let Some(stream) = lent.buffer().stream() else { return Ok(()) };
+        let exported = self.exported(tensor)?;
+        let Some(stream) = exported.buffer().stream() else { return Ok(()) };
         // SAFETY: by the contract of `DeviceBuffer` the stream is alive as long as the export.
-        self.line.around.detached(|| unsafe { self.ordering.synchronize(lent.device(), stream) })
+        self.line.around.detached(|| unsafe { self.ordering.synchronize(exported.device(), stream) })
     }
 
     /// Asks for a change of `tensor`, which another may replace.
@@ -269,7 +269,7 @@ impl Remote {
     }
 
     /// Returns the tensor as this process sees it.
-    fn lend(&self, tensor: &RemoteTensor) -> Result<Lent> {
+    fn exported(&self, tensor: &RemoteTensor) -> Result<Export> {
         match &tensor.0.local {
             Some(local) if self.device.kind == DeviceKind::CPU || tensor.0.id == ROOM => self.ipc.export(local),
             // Each ticket is ordered after what the other process has submitted until it is opened.
@@ -304,11 +304,11 @@ unsafe impl Adapter for Remote {
         }
     }
 
-    fn export(&self, tensor: &RemoteTensor) -> Result<Lent> {
-        let lent = self.lend(tensor)?;
+    fn export(&self, tensor: &RemoteTensor) -> Result<Export> {
+        let exported = self.exported(tensor)?;
         match self.flaw {
-            Some(flaw) => flaw.spoil(lent, tensor.0.offset),
-            None => Ok(lent),
+            Some(flaw) => flaw.spoil(exported, tensor.0.offset),
+            None => Ok(exported),
         }
     }
 
@@ -366,7 +366,7 @@ unsafe impl Adapter for Opening<'_> {
         self.0.consumer()
     }
 
-    fn export(&self, tensor: &RemoteTensor) -> Result<Lent> {
+    fn export(&self, tensor: &RemoteTensor) -> Result<Export> {
         self.0.export(tensor)
     }
 

@@ -189,9 +189,9 @@ impl<T> Service<'_, T> {
 
     /// Shares a tensor where it is. Returns the ticket, and the address of its first element in this process.
     fn share(&self, tensor: &T) -> Result<(Ticket, usize)> {
-        let lent = self.subject.export(tensor)?;
-        let (address, access, copy) = (lent.data(), lent.buffer().access(), in_place(lent.layout()));
-        drop(lent);
+        let exported = self.subject.export(tensor)?;
+        let (address, access, copy) = (exported.data(), exported.buffer().access(), in_place(exported.layout()));
+        drop(exported);
         let (from, ordering) = (self.subject as &dyn Adapter<Tensor = T>, self.subject.ordering());
         let (ticket, _) = self.around.share(from, tensor, &ordering, (writing(access), copy))?;
         Ok((ticket, address))

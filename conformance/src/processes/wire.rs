@@ -74,7 +74,7 @@ pub(super) struct Hello {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Made {
     pub(super) id: Id,
-    /// `None` for memory of a device that the process which asks has lent itself.
+    /// `None` for memory of a device that the process which asks has exported itself.
     pub(super) ticket: Option<String>,
     /// Address of the first element in that process.
     pub(super) address: usize,

@@ -1,8 +1,8 @@
 //! Adapters and orderings of which one call fails.
 
 use bridge_core::{
-    Adapter, Cast, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Keep,
-    Lent, Offer, Order, Ordering, Piece, Planned, Profile, Result, Stream, Strided,
+    Adapter, Cast, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Export, Failed, Flush,
+    Keep, Offer, Order, Ordering, Piece, Planned, Profile, Result, Stream, Strided,
 };
 use std::ops::Range;
 use std::sync::atomic::AtomicI64;
@@ -61,7 +61,7 @@ unsafe impl<X> Adapter for FailingAdapter<'_, X> {
         self.adapter.consumer()
     }
 
-    fn export(&self, tensor: &X) -> Result<Lent> {
+    fn export(&self, tensor: &X) -> Result<Export> {
         self.countdown.call("an export")?;
         self.adapter.export(tensor)
     }

@@ -42,7 +42,7 @@ pub(super) fn honesty<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let source = pair.from.observe(&tensor)?;
     let expected = model::expected(&source, case.spec.pending, pair.profiles(), case.copy);
     let options = Options::default().with_copy(case.copy);
-    let planned = pair.from.export(&tensor).and_then(|lent| plan(&lent, pair.to.profile(), &options));
+    let planned = pair.from.export(&tensor).and_then(|exported| plan(&exported, pair.to.profile(), &options));
     let planned = as_expected(planned, expected)?;
     let Some((view, done)) = as_expected(pair.transfer(&tensor, case.copy), expected)? else { return Ok(()) };
     let (words, did) = (planned.map_or("an error".into(), words::plan), words::plan(done.plan));

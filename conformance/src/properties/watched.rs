@@ -1,6 +1,8 @@
 //! An adapter that tells whether what it has exported was given back.
 
-use bridge_core::{Adapter, Allocation, Consumer, DType, Device, Failed, Lent, Memory, Offer, Order, Profile, Result};
+use bridge_core::{
+    Adapter, Allocation, Consumer, DType, Device, Export, Failed, Memory, Offer, Order, Profile, Result,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -12,7 +14,7 @@ pub(super) struct Watched<'a, F> {
 
 /// What keeps the memory of an export.
 struct Owner {
-    _lent: Lent,
+    _exported: Export,
     returned: Arc<AtomicBool>,
 }
 
@@ -35,10 +37,11 @@ unsafe impl<F> Adapter for Watched<'_, F> {
         self.adapter.consumer()
     }
 
-    fn export(&self, tensor: &F) -> Result<Lent> {
-        let lent = self.adapter.export(tensor)?;
-        let (data, dtype, layout, pending) = (lent.data(), lent.dtype(), lent.layout().clone(), lent.pending());
-        let buffer = lent.buffer();
+    fn export(&self, tensor: &F) -> Result<Export> {
+        let exported = self.adapter.export(tensor)?;
+        let (data, dtype, layout, pending) =
+            (exported.data(), exported.dtype(), exported.layout().clone(), exported.pending());
+        let buffer = exported.buffer();
         let allocation = Allocation::new(
             buffer.address()..buffer.address() + buffer.len(),
             buffer.device(),
@@ -46,10 +49,10 @@ unsafe impl<F> Adapter for Watched<'_, F> {
             buffer.stream(),
             buffer.reuse(),
         );
-        let owner = Owner { _lent: lent, returned: Arc::clone(&self.returned) };
+        let owner = Owner { _exported: exported, returned: Arc::clone(&self.returned) };
         // SAFETY: these are the properties of the buffer inside, whose producer has made the promises, and the owner
         // drops nothing but that buffer.
-        Ok(Lent::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) })?.with_pending(pending))
+        Ok(Export::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) })?.with_pending(pending))
     }
 
     fn import(&self, offer: Offer) -> Result<F> {

@@ -13,8 +13,8 @@ mod users;
 use crate::runner::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES};
 use crate::{Capabilities, Observed, Raised, Replay, Spec, Subject, Threads, Usage, Usual, model};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, Error, ErrorKind, Failed, Lent, Offer, Order, Ordering, Pending, Profile, Result,
-    Stream,
+    Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Failed, Offer, Order, Ordering, Pending, Profile,
+    Result, Stream,
 };
 use bridge_frameworks::{AnyAdapter, Framework};
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error, together};
@@ -249,7 +249,7 @@ unsafe impl<'py> Adapter for PySubject<'py> {
         self.adapter.consumer()
     }
 
-    fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
+    fn export(&self, tensor: &PyTensor<'py>) -> Result<Export> {
         self.adapter.export(tensor)
     }
 

@@ -1,7 +1,7 @@
 //! A library that is known by a protocol alone, as a source.
 
 use bridge_core::{
-    Adapter, Consumer, DType, Device, Error, ErrorKind, Failed, Lent, Offer, Order, Profile, Result, Strides,
+    Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Failed, Offer, Order, Profile, Result, Strides,
 };
 use bridge_frameworks::Foreign;
 use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
@@ -51,7 +51,7 @@ unsafe impl<'py> Adapter for Peer<'py> {
         self.foreign.consumer()
     }
 
-    fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
+    fn export(&self, tensor: &PyTensor<'py>) -> Result<Export> {
         self.foreign.export(tensor)
     }
 
@@ -91,12 +91,12 @@ impl<'py> PyAdapter<'py> for Peer<'py> {
         self.foreign.locate(tensor)
     }
 
-    fn mark(&self, tensor: &PyTensor<'py>, lent: &Lent) -> Mark {
-        self.foreign.mark(tensor, lent)
+    fn mark(&self, tensor: &PyTensor<'py>, exported: &Export) -> Mark {
+        self.foreign.mark(tensor, exported)
     }
 
-    fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent, mark: &Mark) -> bool {
-        self.foreign.is_still(tensor, lent, mark)
+    fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, mark: &Mark) -> bool {
+        self.foreign.is_still(tensor, exported, mark)
     }
 
     fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {

@@ -1,7 +1,7 @@
 //! A transfer between two adapters in Rust, over the ordering of the process: the cost of the contract alone.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, Lease, Memory,
     Offer, Options, Profile, Result, Reuse, Stream, Strides, Views, transfer,
 };
 use pyo3::prelude::*;
@@ -64,7 +64,7 @@ unsafe impl Adapter for Relay {
         self.consumer.clone()
     }
 
-    fn export(&self, tensor: &Tensor) -> Result<Lent> {
+    fn export(&self, tensor: &Tensor) -> Result<Export> {
         let Tensor::At(data) = *tensor else {
             return Err(Error::new(ErrorKind::NotATensor, "a relay exports its own memory only"));
         };
@@ -74,7 +74,7 @@ unsafe impl Adapter for Relay {
         let allocation = Allocation::new(bytes, self.device, Access::ReadWrite, stream, reuse);
         // SAFETY: the caller of `relay` keeps the memory, and does not reuse it.
         let memory = unsafe { Memory::new(allocation, ()) };
-        Lent::at(data, DType::FLOAT32, layout, memory)
+        Export::at(data, DType::FLOAT32, layout, memory)
     }
 
     fn import(&self, offer: Offer) -> Result<Tensor> {

@@ -2,7 +2,7 @@
 
 use super::options::{Options, PairName};
 use super::peers::{PEERS, Peer};
-use super::variants::{EXTRA, VARIANTS, Variant, agree, beside, is_lent};
+use super::variants::{EXTRA, VARIANTS, Variant, agree, beside, is_shared};
 use crate::names::{adapter_of, in_other_process, remote};
 use crate::report::{Host, LeftOut};
 use bridge_core::{Device, DeviceKind};
@@ -158,9 +158,9 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
         let one = PairName { from: from.clone(), to: to.clone() };
         // The other process has the frameworks as they are, and the suite's tensors go there and back in place.
         let plain = |name: &String| Known::named(name).is_some_and(|known| known.name == name);
-        let lent = is_lent(&from) && is_lent(&to);
-        let there = (lent && plain(&to)).then(|| PairName { from: from.clone(), to: remote(&to) });
-        let back = (lent && plain(&from)).then(|| PairName { from: remote(&from), to: to.clone() });
+        let shared = is_shared(&from) && is_shared(&to);
+        let there = (shared && plain(&to)).then(|| PairName { from: from.clone(), to: remote(&to) });
+        let back = (shared && plain(&from)).then(|| PairName { from: remote(&from), to: to.clone() });
         let across = there.into_iter().chain(back).filter(|_| options.across_processes || !options.pairs.is_empty());
         (!options.across_processes).then_some(one).into_iter().chain(across)
     });

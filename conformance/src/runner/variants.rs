@@ -21,39 +21,39 @@ pub struct Variant {
     pub environment: &'static [(&'static str, &'static str)],
     /// Whether another process can open its memory in place. Of pools that are not made to be shared, and of managed
     /// memory, it gets a copy.
-    pub is_lent: bool,
+    pub is_shared: bool,
 }
 
 macro_rules! variants {
-    ($($framework:ident, $name:literal, $lent:ident: $($variable:literal = $value:literal),+;)*) => {
+    ($($framework:ident, $name:literal, $shared:ident: $($variable:literal = $value:literal),+;)*) => {
         /// Every variant.
         pub const VARIANTS: &[Variant] = &[$(Variant {
             framework: Framework::$framework,
             name: $name,
             environment: &[$(($variable, $value)),+],
-            is_lent: $lent,
+            is_shared: $shared,
         },)*];
     };
 }
 
-const LENT: bool = true;
+const SHARED: bool = true;
 const COPIED: bool = false;
 
 // PyTorch 2.9 and later read `PYTORCH_ALLOC_CONF`, those before it the other.
 variants! {
-    Torch, "expandable", LENT: "PYTORCH_ALLOC_CONF" = "expandable_segments:True",
+    Torch, "expandable", SHARED: "PYTORCH_ALLOC_CONF" = "expandable_segments:True",
         "PYTORCH_CUDA_ALLOC_CONF" = "expandable_segments:True";
     Torch, "async", COPIED: "PYTORCH_ALLOC_CONF" = "backend:cudaMallocAsync",
         "PYTORCH_CUDA_ALLOC_CONF" = "backend:cudaMallocAsync";
-    Torch, "uncached", LENT: "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
-    Torch, "pluggable", LENT: "CONFORMANCE_TORCH_ALLOCATOR" = "pluggable";
-    CuPy, "uncached", LENT: "CONFORMANCE_CUPY_ALLOCATOR" = "uncached";
+    Torch, "uncached", SHARED: "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
+    Torch, "pluggable", SHARED: "CONFORMANCE_TORCH_ALLOCATOR" = "pluggable";
+    CuPy, "uncached", SHARED: "CONFORMANCE_CUPY_ALLOCATOR" = "uncached";
     CuPy, "async", COPIED: "CONFORMANCE_CUPY_ALLOCATOR" = "async";
     CuPy, "managed", COPIED: "CONFORMANCE_CUPY_ALLOCATOR" = "managed";
-    CuPy, "shared", LENT: "CONFORMANCE_CUPY_ALLOCATOR" = "shared";
+    CuPy, "shared", SHARED: "CONFORMANCE_CUPY_ALLOCATOR" = "shared";
     TensorFlow, "async", COPIED: "TF_GPU_ALLOCATOR" = "cuda_malloc_async";
-    JAX, "x32", LENT: "JAX_ENABLE_X64" = "0";
-    Torch, "package", LENT: "CONFORMANCE_PACKAGE" = "1";
+    JAX, "x32", SHARED: "JAX_ENABLE_X64" = "0";
+    Torch, "package", SHARED: "CONFORMANCE_PACKAGE" = "1";
 }
 
 /// What every run has beside the plain adapters, each beside one of them: the way into PyTorch of versions before 2.10,
@@ -66,8 +66,8 @@ pub fn beside(device: Device) -> &'static str {
 }
 
 /// Returns whether another process can open memory of this adapter in place.
-pub fn is_lent(name: &str) -> bool {
-    Variant::named(name).is_none_or(|variant| variant.is_lent)
+pub fn is_shared(name: &str) -> bool {
+    Variant::named(name).is_none_or(|variant| variant.is_shared)
 }
 
 impl Variant {
@@ -114,7 +114,7 @@ mod tests {
         }
         let names: BTreeSet<_> = VARIANTS.iter().map(Variant::full_name).collect();
         assert_eq!(names.len(), VARIANTS.len());
-        assert!(is_lent("cupy") && is_lent("cupy+shared") && !is_lent("cupy+async"));
+        assert!(is_shared("cupy") && is_shared("cupy+shared") && !is_shared("cupy+async"));
     }
 
     #[test]

@@ -50,7 +50,7 @@ macro_rules! forward_adapter {
                 self.adapter.consumer()
             }
 
-            fn export(&self, tensor: &$tensor) -> bridge_core::Result<bridge_core::Lent> {
+            fn export(&self, tensor: &$tensor) -> bridge_core::Result<bridge_core::Export> {
                 self.adapter.export(tensor)
             }
 

@@ -6,7 +6,7 @@ use super::tensor::{Owner, SimBuffer, SimTensor, View};
 use crate::fault::Breakable;
 use crate::model;
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Keep, Layout, Lent, Offer, Order, Profile, Result,
+    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Keep, Layout, Offer, Order, Profile, Result,
     Reuse, Stream, Strides, Views,
 };
 use std::collections::HashMap;
@@ -253,7 +253,7 @@ unsafe impl Adapter for SimFramework {
         Arc::clone(&self.consumer) as _
     }
 
-    fn export(&self, tensor: &SimTensor) -> Result<Lent> {
+    fn export(&self, tensor: &SimTensor) -> Result<Export> {
         let View { dtype, shape, strides, address, pending } = &tensor.view;
         let bytes = tensor.owner.bytes();
         let layout = Layout::new(*dtype, shape, Some(strides), address - bytes.start)?;
@@ -265,7 +265,7 @@ unsafe impl Adapter for SimFramework {
         let stream = self.consumer.current();
         let keep = self.consumer.keep(tensor.device, stream);
         let buffer = SimBuffer { tensor: tensor.clone(), bytes, stream, keep, reuse };
-        Ok(Lent::new(*dtype, layout, buffer)?.with_pending(*pending))
+        Ok(Export::new(*dtype, layout, buffer)?.with_pending(*pending))
     }
 
     fn import(&self, offer: Offer) -> Result<SimTensor> {

@@ -2,10 +2,10 @@
 
 use crate::storage::Origin;
 use bridge_core::planted::is_planted;
-use bridge_core::{Dims, Error, ErrorKind, Layout, Lent, Memory, Result};
+use bridge_core::{Dims, Error, ErrorKind, Export, Layout, Memory, Result};
 use candle_core::{Storage, Tensor};
 
-pub(crate) fn lend(tensor: &Tensor) -> Result<Lent> {
+pub(crate) fn export(tensor: &Tensor) -> Result<Export> {
     if tensor.track_op() {
         let text = "candle tracks the tensor for gradients, and these stop at other frameworks: call .detach() first";
         return Err(Error::new(ErrorKind::RequiresGrad, text));
@@ -37,12 +37,12 @@ pub(crate) fn lend(tensor: &Tensor) -> Result<Lent> {
         // the writes that cudarc knows. Other streams do not use it at the same time: an obligation of `Candle::new`.
         // `Held` drops both on any thread, in the order of the stream.
         let memory = unsafe { Memory::new(allocation, crate::cuda::Held::new(tensor, storage)) };
-        return Lent::at(data, origin.dtype, layout, memory);
+        return Export::at(data, origin.dtype, layout, memory);
     }
     // SAFETY: the tensor keeps the storage, whose vector stays in place and is not written to elsewhere at the same time:
     // the obligations of `Candle::new`. A tensor may be dropped on any thread.
     let memory = unsafe { Memory::new(allocation, tensor.clone()) };
-    Lent::at(data, origin.dtype, layout, memory)
+    Export::at(data, origin.dtype, layout, memory)
 }
 
 #[cold]

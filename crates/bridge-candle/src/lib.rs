@@ -82,7 +82,8 @@ mod storage;
 pub use candle_core as framework;
 
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Order, Profile, Result, Strides, Views,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Offer, Order, Profile, Result, Strides,
+    Views,
 };
 use candle_core::Tensor;
 use std::sync::{Arc, LazyLock};
@@ -175,8 +176,8 @@ unsafe impl Adapter for Candle {
         self.views.clone()
     }
 
-    fn export(&self, tensor: &Tensor) -> Result<Lent> {
-        export::lend(tensor)
+    fn export(&self, tensor: &Tensor) -> Result<Export> {
+        export::export(tensor)
     }
 
     /// Returns an error: core copies every tensor into an [`empty`](Adapter::empty) one.

@@ -112,11 +112,11 @@ fn candle_goes_out_in_place_and_in_order() {
     for round in 1..=ROUNDS {
         delay(&sides.stream());
         let tensor = sides.made(round);
-        let lent = sides.candle.export(&tensor).unwrap();
-        assert_eq!((lent.device(), lent.buffer().stream()), (GPU, Some(handle(&sides.stream()))));
-        assert_eq!(lent.buffer().reuse(), Reuse::InStreamOrder);
-        let address = lent.data() as u64;
-        drop(lent);
+        let exported = sides.candle.export(&tensor).unwrap();
+        assert_eq!((exported.device(), exported.buffer().stream()), (GPU, Some(handle(&sides.stream()))));
+        assert_eq!(exported.buffer().reuse(), Reuse::InStreamOrder);
+        let address = exported.data() as u64;
+        drop(exported);
         let (array, done) = sides.out(&tensor);
         assert_eq!((done.plan, done.bytes_copied, array.data()), (Plan::ZeroCopy, 0, address));
         assert_eq!(done.ordered, Some((handle(&sides.stream()), handle(sides.cudarc.stream()))));
@@ -237,9 +237,9 @@ fn threads_with_default_streams_of_their_own_are_ordered() {
             tensor = Some(sides.made(round));
         });
         let tensor = tensor.unwrap();
-        let lent = sides.candle.export(&tensor).unwrap();
-        assert_eq!((lent.buffer().stream(), lent.buffer().reuse()), (Some(Stream::LEGACY), Reuse::Unknown));
-        drop(lent);
+        let exported = sides.candle.export(&tensor).unwrap();
+        assert_eq!((exported.buffer().stream(), exported.buffer().reuse()), (Some(Stream::LEGACY), Reuse::Unknown));
+        drop(exported);
         let (array, done) = sides.out(&tensor);
         assert_eq!(done.ordered, Some((Stream::LEGACY, handle(sides.cudarc.stream()))));
         assert!(all(&sides.read(&array), round), "stale in round {round}");
@@ -281,8 +281,8 @@ fn every_dtype_crosses_both_ways_and_in_both_orders() {
         assert_eq!((done.plan, array.dtype()), (Plan::ZeroCopy, dtype));
         for order in [Order::RowMajor, Order::ColumnMajor] {
             let (copy, _) = sides.back(&array, &Options::default().with_order(order));
-            let lent = sides.candle.export(&copy).unwrap();
-            assert!(lent.layout().follows(order) && lent.data().is_multiple_of(COPY_ALIGNMENT));
+            let exported = sides.candle.export(&copy).unwrap();
+            assert!(exported.layout().follows(order) && exported.data().is_multiple_of(COPY_ALIGNMENT));
             assert_eq!(copy.dtype(), kind);
             let widened =
                 |tensor: &Tensor| numbers(&tensor.to_device(&Place::Cpu).unwrap().to_dtype(Kind::F32).unwrap());
@@ -323,7 +323,7 @@ fn tensors_move_between_host_and_device_where_the_caller_says_so() {
 }
 
 #[test]
-fn what_candle_cannot_take_or_lend_is_refused() {
+fn what_candle_cannot_import_or_export_is_refused() {
     let Some(sides) = Sides::new() else { return };
     let kind = |refused: bridge_core::Result<()>| refused.unwrap_err().kind();
     let variable = Var::new(&[1f32, 2.0], &sides.place).unwrap();
@@ -353,10 +353,10 @@ fn the_current_context_is_left_as_it_was() {
             let (seen, _) = sides.out(&tensor);
             let (copy, _) = sides.back(&array, &Options::default());
             drop(seen);
-            let lent = sides.candle.export(&copy).unwrap();
+            let exported = sides.candle.export(&copy).unwrap();
             drop(copy);
             // The last reference.
-            drop(lent);
+            drop(exported);
             assert_eq!(bridge_cuda::current_device().unwrap(), None);
         });
     });

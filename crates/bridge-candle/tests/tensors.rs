@@ -80,11 +80,11 @@ fn tensors_come_in_as_one_copy() {
             assert!(matches!(done.plan, Plan::Copy(Reason::ForeignMemory | Reason::Order)), "{:?}", done.plan);
             assert_eq!((copy.dims(), copy.dtype()), (&[3, 4, 5][..], Kind::F64));
             assert_eq!(copy.flatten_all().unwrap().to_vec1::<f64>().unwrap(), elements);
-            let lent = candle().export(&copy).unwrap();
-            assert!(lent.layout().follows(order) && lent.data().is_multiple_of(COPY_ALIGNMENT));
+            let exported = candle().export(&copy).unwrap();
+            assert!(exported.layout().follows(order) && exported.data().is_multiple_of(COPY_ALIGNMENT));
         }
-        let lent = ndarray().export(&made).unwrap();
-        let by = copied_by(&ndarray(), &candle(), &lent, &ordering, &Options::default());
+        let exported = ndarray().export(&made).unwrap();
+        let by = copied_by(&ndarray(), &candle(), &exported, &ordering, &Options::default());
         assert_eq!(by, CopiedBy::Host);
         let in_place = Options::in_place();
         let refused = transfer(&ndarray(), &candle(), &made, &ordering, &in_place).unwrap_err();

@@ -65,17 +65,17 @@ pub struct CInfo {
 }
 
 fn info(external: &CExternal) -> Result<CInfo> {
-    let lent = external.graph().export(external.edge())?;
+    let exported = external.graph().export(external.edge())?;
     let mut shape = [0; MAX_NDIM];
-    let lengths = lent.layout().shape();
+    let lengths = exported.layout().shape();
     shape[..lengths.len()].copy_from_slice(lengths);
     Ok(CInfo {
-        data: lent.as_ptr(),
-        stream: lent.buffer().stream().map_or(0, |stream| stream.handle()),
-        dtype: DType::into(lent.dtype()),
-        device: Device::into(lent.device()),
+        data: exported.as_ptr(),
+        stream: exported.buffer().stream().map_or(0, |stream| stream.handle()),
+        dtype: DType::into(exported.dtype()),
+        device: Device::into(exported.device()),
         ndim: lengths.len() as i32,
-        read_only: i32::from(lent.buffer().access().forbids_writes()),
+        read_only: i32::from(exported.buffer().access().forbids_writes()),
         shape,
     })
 }

@@ -4,7 +4,7 @@
 use crate::on_device::in_streams;
 use crate::status::refused;
 use bridge_core::dlpack::{wrap, wrap_as};
-use bridge_core::{Adapter, Consumer, Device, Error, ErrorKind, Lease, Lent, Offer, Profile, Result, Stream, Views};
+use bridge_core::{Adapter, Consumer, Device, Error, ErrorKind, Export, Lease, Offer, Profile, Result, Stream, Views};
 use bridge_interpreter::AnyManaged;
 use std::sync::{Arc, LazyLock};
 
@@ -38,7 +38,7 @@ impl Reader {
     }
 
     /// Returns a reader on the host that takes such a tensor in place.
-    pub(crate) fn of_any(tensor: &Lent) -> Self {
+    pub(crate) fn of_any(tensor: &Export) -> Self {
         let (dtypes, devices) = (vec![tensor.dtype()], vec![tensor.device().kind]);
         Self::new(Profile::export_only("the consumer").with_dtypes(dtypes).with_devices(devices), None)
     }
@@ -56,7 +56,7 @@ unsafe impl Adapter for Reader {
         self.consumer.clone()
     }
 
-    fn export(&self, _: &Lease) -> Result<Lent> {
+    fn export(&self, _: &Lease) -> Result<Export> {
         Err(refused("a view cannot be exported again: export the tensor that it was made of"))
     }
 

@@ -6,8 +6,8 @@ use crate::reader::{InStream, Reader};
 use crate::status::{Status, answer, refused};
 use bridge_core::dlpack::{Origin, Release};
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory,
-    Offer, Options, Order, Ordering, Permutation, Profile, Result, Reuse, Stream, transfer,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, MAX_NDIM,
+    Memory, Offer, Options, Order, Ordering, Permutation, Profile, Result, Reuse, Stream, transfer,
 };
 use bridge_interpreter::{AnyManaged, Guarded};
 use std::ffi::c_void;
@@ -110,7 +110,7 @@ impl Drop for CallerOwned {
 
 /// A tensor of the caller or of another framework, which can be fed and transferred any number of times.
 #[derive(Clone)]
-pub struct CTensor(Arc<Lent>);
+pub struct CTensor(Arc<Export>);
 
 /// Looks up the device of an address, and the allocation around it, in the driver. Only memory that work in streams
 /// touches is looked up. A producer may label managed memory as memory of its GPU, as CuPy does.
@@ -133,13 +133,13 @@ fn located(stated: Device, address: usize) -> Result<(Device, Option<Range<usize
 }
 
 impl CTensor {
-    pub(crate) fn lent(&self) -> &Lent {
+    pub(crate) fn exported(&self) -> &Export {
         &self.0
     }
 
     /// Keeps an exported tensor.
-    pub(crate) fn new(lent: Lent) -> Self {
-        Self(Arc::new(lent))
+    pub(crate) fn new(exported: Export) -> Self {
+        Self(Arc::new(exported))
     }
 
     /// Takes ownership of a managed tensor of DLPack, whose producer works in the stream with this handle.
@@ -161,7 +161,7 @@ impl CTensor {
             Ok(Origin::new(stream, reuse).on(device).within(allocation).released_by(release))
         };
         // SAFETY: the caller's obligations; the stream is the caller's as well, and nothing is claimed of the reuse.
-        Ok(Self::new(unsafe { managed.lend(origin) }?))
+        Ok(Self::new(unsafe { managed.export(origin) }?))
     }
 
     /// Takes ownership of plain memory.
@@ -206,7 +206,7 @@ impl CTensor {
         // SAFETY: the caller vouches for the memory and its owner; the range was checked above. The legacy stream waits
         // for the work of the owner's stream, and nothing is claimed of the reuse.
         let memory = unsafe { Memory::new(Allocation::new(bytes, device, access, stream, reuse), owner) };
-        Ok(Self::new(Lent::at(data, dtype, layout, memory)?))
+        Ok(Self::new(Export::at(data, dtype, layout, memory)?))
     }
 }
 
@@ -244,7 +244,7 @@ unsafe impl Adapter for Caller<'_> {
     }
 
     /// Refuses memory of another process that has ended or has taken it back.
-    fn export(&self, tensor: &CTensor) -> Result<Lent> {
+    fn export(&self, tensor: &CTensor) -> Result<Export> {
         if bridge_ipc::is_leasing() {
             bridge_ipc::check(&tensor.0)?;
         }
@@ -268,7 +268,7 @@ unsafe impl Adapter for Caller<'_> {
         let (dtype, layout, (start, nbytes)) = (copy.dtype(), copy.layout().clone(), copy.buffer());
         // SAFETY: the lease keeps the memory of a copy, and no other tensor is over it.
         let memory = unsafe { Memory::new(Allocation::host(start..start + nbytes, Access::ReadWrite), copy) };
-        Ok(CTensor::new(Lent::new(dtype, layout, memory)?))
+        Ok(CTensor::new(Export::new(dtype, layout, memory)?))
     }
 
     /// Allocates memory of the driver's pool, in the stream of the owner. Core allocates host memory.
@@ -280,7 +280,7 @@ unsafe impl Adapter for Caller<'_> {
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
         // SAFETY: the stream of the owner lives as long as the tensor and all that is made of it (`truebridge.h`).
         let memory = unsafe { copies.allocate(device, layout.nbytes(), stream, None) }?;
-        Ok(CTensor::new(Lent::new(dtype, layout, memory)?))
+        Ok(CTensor::new(Export::new(dtype, layout, memory)?))
     }
 
     /// The memory may be written, unless it is read-only, which core checks.
@@ -291,13 +291,14 @@ unsafe impl Adapter for Caller<'_> {
 
 impl CTensor {
     /// Returns the tensor once more, as memory of `device`.
-    pub(crate) fn shared(&self, device: Device) -> Result<Lent> {
-        let (lent, memory) = (&self.0, self.0.buffer());
+    pub(crate) fn shared(&self, device: Device) -> Result<Export> {
+        let (exported, memory) = (&self.0, self.0.buffer());
         let bytes = memory.address()..memory.address() + memory.len();
         let (access, stream, reuse) = (memory.access(), memory.stream(), memory.reuse());
         // SAFETY: the promises are those of the buffer, which the owner keeps. The host reads pinned memory as its own.
-        let shared = unsafe { Memory::new(Allocation::new(bytes, device, access, stream, reuse), Arc::clone(lent)) };
-        Lent::new(lent.dtype(), lent.layout().clone(), shared)
+        let shared =
+            unsafe { Memory::new(Allocation::new(bytes, device, access, stream, reuse), Arc::clone(exported)) };
+        Export::new(exported.dtype(), exported.layout().clone(), shared)
     }
 }
 

@@ -172,17 +172,17 @@ pub unsafe extern "C" fn tb_tensor_info(tensor: *const CTensor, out: *mut CMemor
         // SAFETY: the pointers are null or what the header says.
         unsafe {
             right_size(out, "tb_memory")?;
-            let lent = borrow(tensor, "tensor")?.lent();
-            let (layout, read_only) = (lent.layout(), lent.buffer().access().forbids_writes());
+            let exported = borrow(tensor, "tensor")?.exported();
+            let (layout, read_only) = (exported.layout(), exported.buffer().access().forbids_writes());
             let memory = CMemory {
                 size: size_of::<CMemory>(),
-                data: lent.as_ptr(),
+                data: exported.as_ptr(),
                 shape: layout.shape().as_ptr(),
                 strides: layout.strides().as_ptr(),
                 ndim: layout.shape().len() as i32,
                 read_only: i32::from(read_only),
-                dtype: lent.dtype().into(),
-                device: lent.device().into(),
+                dtype: exported.dtype().into(),
+                device: exported.device().into(),
                 stream: 0,
                 release: None,
                 owner: ptr::null_mut(),

@@ -149,10 +149,10 @@ pub(crate) fn copy(number: i32) -> Result<Option<bool>> {
 ///
 /// `target` is null, or what the header says.
 unsafe fn profile(target: *const CTarget, tensor: &CTensor, requested: Option<Device>) -> Result<(Profile, bool)> {
-    let lent = tensor.lent();
+    let exported = tensor.exported();
     let any = Profile::export_only("the consumer")
-        .with_dtypes(vec![lent.dtype()])
-        .with_devices(seen_as(lent.device()).chain(requested).map(|device| device.kind).collect());
+        .with_dtypes(vec![exported.dtype()])
+        .with_devices(seen_as(exported.device()).chain(requested).map(|device| device.kind).collect());
     // SAFETY: the caller's obligation, here and below.
     let Some(target) = unsafe { sized(target, "tb_target") }? else { return Ok((any, true)) };
     let strides = numbered(&[Strides::Any, Strides::NonNegative, Strides::Compact], target.strides, "strides")?;
@@ -263,12 +263,12 @@ unsafe fn write_report(report: *mut CReport, done: &Transfer, device: Device) {
 /// Returns the tensor that is transferred. Pinned memory that is copied is memory of the host: core copies that, in any
 /// order and to any alignment.
 fn transferable<'a>(tensor: &'a CTensor, profile: &Profile, options: &Options) -> Result<Cow<'a, CTensor>> {
-    let pinned = tensor.lent().device();
+    let pinned = tensor.exported().device();
     if pinned.kind != DeviceKind::CUDA_HOST {
         return Ok(Cow::Borrowed(tensor));
     }
-    let lent = tensor.shared(pinned)?.permuted(options.permute.as_ref())?;
-    match plan(&lent, profile, options)? {
+    let exported = tensor.shared(pinned)?.permuted(options.permute.as_ref())?;
+    match plan(&exported, profile, options)? {
         Plan::Copy(reason) if reason != Reason::Moved => Ok(Cow::Owned(CTensor::new(tensor.shared(Device::CPU)?))),
         _ => Ok(Cow::Borrowed(tensor)),
     }
@@ -282,26 +282,26 @@ fn planned(
     ordering: &Arc<dyn Ordering>,
 ) -> Result<(Transfer, Device)> {
     let (from, to) = (Caller::of(tensor, ordering), Reader::new(profile, None));
-    let lent = from.export(tensor)?.permuted(options.permute.as_ref())?;
-    let plan = plan(&lent, to.profile(), options)?;
+    let exported = from.export(tensor)?.permuted(options.permute.as_ref())?;
+    let plan = plan(&exported, to.profile(), options)?;
     let moved = options.device.filter(|_| plan == Plan::Copy(Reason::Moved));
     if let (Some(device), Some(copies)) = (moved, ordering.copies()) {
-        copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
+        copies.reaches(exported.device()).and_then(|()| copies.reaches(device))?;
     }
     let copies = plan != Plan::ZeroCopy;
-    let copied_by = copies.then(|| match copied_by(&from, &to, &lent, ordering, options) {
+    let copied_by = copies.then(|| match copied_by(&from, &to, &exported, ordering, options) {
         // Of host memory the owner copies what is pinned, and core the rest.
-        CopiedBy::Producer if lent.device().kind == DeviceKind::CPU => CopiedBy::Host,
+        CopiedBy::Producer if exported.device().kind == DeviceKind::CPU => CopiedBy::Host,
         by => by,
     });
-    if copied_by == Some(CopiedBy::Producer) && !COPIED.contains(&lent.device().kind) {
+    if copied_by == Some(CopiedBy::Producer) && !COPIED.contains(&exported.device().kind) {
         // Without a driver that is what a transfer misses.
-        let of_cuda = ordering.copies().filter(|_| lent.device().kind == DeviceKind::CUDA);
-        of_cuda.map_or(Ok(()), |copies| copies.reaches(lent.device()))?;
-        return Err(uncopied(lent.device()));
+        let of_cuda = ordering.copies().filter(|_| exported.device().kind == DeviceKind::CUDA);
+        of_cuda.map_or(Ok(()), |copies| copies.reaches(exported.device()))?;
+        return Err(uncopied(exported.device()));
     }
-    let bytes_copied = if copies { lent.layout().nbytes() } else { 0 };
-    let device = options.device.unwrap_or_else(|| landed(lent.device(), to.profile()));
+    let bytes_copied = if copies { exported.layout().nbytes() } else { 0 };
+    let device = options.device.unwrap_or_else(|| landed(exported.device(), to.profile()));
     Ok((Transfer::planned(plan, bytes_copied, copied_by), device))
 }
 
@@ -362,8 +362,10 @@ pub unsafe extern "C" fn tb_transfer(
             room_for(report)?;
             let (tensor, options) = (borrow(tensor, "tensor")?, requests(options)?);
             let (profile, versioned) = profile(target, tensor, options.device)?;
-            let device =
-                [options.device, Some(tensor.lent().device())].into_iter().flatten().find(|device| in_streams(*device));
+            let device = [options.device, Some(tensor.exported().device())]
+                .into_iter()
+                .flatten()
+                .find(|device| in_streams(*device));
             let stream = device.map_or(Ok(Stream::LEGACY), |device| stream_on(device, stream))?;
             let tensor = transferable(tensor, &profile, &options)?;
             let (lease, done) = transferred(&tensor, profile, &options, stream, bridge_copy::ordering())?;

@@ -1,7 +1,7 @@
 //! Adapters: a framework, as core sees it.
 
 use crate::{
-    Consumer, DType, Device, Error, ErrorKind, Failed, Layout, Lease, Lent, Options, Order, Profile, Result, plan,
+    Consumer, DType, Device, Error, ErrorKind, Export, Failed, Layout, Lease, Options, Order, Profile, Result, plan,
 };
 use std::ptr;
 use std::sync::Arc;
@@ -59,13 +59,13 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///         self.views.clone() // Host memory has no streams.
 ///     }
 ///
-///     fn export(&self, array: &Array) -> Result<Lent> {
+///     fn export(&self, array: &Array) -> Result<Export> {
 ///         let data = array.numbers().as_ptr().expose_provenance();
 ///         let layout = Layout::new(DType::FLOAT32, &[array.numbers().len() as i64], None, 0)?;
 ///         let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadOnly);
 ///         // SAFETY: the array keeps the numbers in place and may be dropped on any thread; it never writes to them.
 ///         let memory = unsafe { Memory::new(allocation, array.clone()) };
-///         Lent::at(data, DType::FLOAT32, layout, memory)
+///         Export::at(data, DType::FLOAT32, layout, memory)
 ///     }
 ///
 ///     fn import(&self, offer: Offer) -> Result<Array> {
@@ -121,7 +121,7 @@ pub unsafe trait Adapter {
     ///
     /// [`ErrorKind::NotATensor`] for an object without one strided memory (sparse, quantised, meta, …),
     /// [`ErrorKind::RequiresGrad`], [`ErrorKind::Dtype`], [`ErrorKind::Layout`].
-    fn export(&self, tensor: &Self::Tensor) -> Result<Lent>;
+    fn export(&self, tensor: &Self::Tensor) -> Result<Export>;
 
     /// Accepts an offer ([`Offer::accept`]), which checks that the tensor fits [`profile`](Self::profile) and is for
     /// [`consumer`](Self::consumer), and wraps its lease as a tensor that shares the memory and drops the lease with the
@@ -202,7 +202,7 @@ unsafe impl<A: Adapter + ?Sized> Adapter for &A {
         (**self).consumer()
     }
 
-    fn export(&self, tensor: &A::Tensor) -> Result<Lent> {
+    fn export(&self, tensor: &A::Tensor) -> Result<Export> {
         (**self).export(tensor)
     }
 
@@ -262,7 +262,7 @@ impl<'a> Offer<'a> {
         }
         // It is borrowed, so the same address is the same profile.
         if !ptr::eq(planned_for, adapter.profile()) {
-            plan(lease.lent(), adapter.profile(), &Options::in_place())?;
+            plan(lease.exported(), adapter.profile(), &Options::in_place())?;
         }
         match lease.consumer().is_none_or(|own| ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(&adapter.consumer()))) {
             true => Ok(lease),

@@ -188,7 +188,7 @@ unsafe impl<O: Send + Sync> DeviceBuffer for Memory<O> {
 
 /// An exported tensor: a buffer, a dtype and a layout, in one box.
 #[must_use = "dropping an exported tensor ends the export"]
-pub struct Lent(Box<dyn Tensor>);
+pub struct Export(Box<dyn Tensor>);
 
 /// What is known of the tensor besides its memory.
 struct Facts {
@@ -244,7 +244,7 @@ unsafe impl<B: DeviceBuffer> DeviceBuffer for Whole<B> {
     }
 }
 
-impl Lent {
+impl Export {
     /// Combines a buffer and a layout.
     ///
     /// # Errors
@@ -423,8 +423,8 @@ impl Lent {
     }
 }
 
-impl std::fmt::Debug for Lent {
+impl std::fmt::Debug for Export {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lent({} at {:#x} on {}, {})", self.dtype(), self.data(), self.device(), self.layout())
+        write!(f, "Export({} at {:#x} on {}, {})", self.dtype(), self.data(), self.device(), self.layout())
     }
 }

@@ -5,7 +5,7 @@ use crate::batch::Batch;
 use crate::fill::order_after;
 use crate::plan::{decide, landing};
 use crate::{
-    Access, Adapter, Device, DeviceKind, Lease, Lent, Offer, Options, Order, Ordering, Plan, Profile, Result, Stream,
+    Access, Adapter, Device, DeviceKind, Export, Lease, Offer, Options, Order, Ordering, Plan, Profile, Result, Stream,
     plan,
 };
 use std::sync::Arc;
@@ -36,34 +36,34 @@ impl<'a, F, T> Conversion<'a, F, T> {
     }
 
     /// Exports the tensor, and plans.
-    pub(crate) fn export(&self, tensor: &F) -> Result<(Lent, Plan)> {
-        let lent = self.from.export(tensor)?.permuted(self.options.permute.as_ref())?;
-        let path = plan(&lent, self.profile, self.options)?;
-        used(self.from, &lent);
+    pub(crate) fn export(&self, tensor: &F) -> Result<(Export, Plan)> {
+        let exported = self.from.export(tensor)?.permuted(self.options.permute.as_ref())?;
+        let path = plan(&exported, self.profile, self.options)?;
+        used(self.from, &exported);
         // A target that keeps protected memory read-only needs no promise for it.
-        let kept = lent.buffer().access() == Access::ReadOnly && self.profile.keeps_read_only;
-        Ok((if self.options.read_only && !kept { lent.promised() } else { lent }, path))
+        let kept = exported.buffer().access() == Access::ReadOnly && self.profile.keeps_read_only;
+        Ok((if self.options.read_only && !kept { exported.promised() } else { exported }, path))
     }
 
     /// Orders the consumer's stream after the owner's, and imports the memory.
-    pub(crate) fn import(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
-        let device = self.landing(&lent);
-        let lent = if copied { lent.fresh() } else { lent }.seen_on(device);
+    pub(crate) fn import(&self, exported: Export, copied: bool) -> Result<(T, Streams)> {
+        let device = self.landing(&exported);
+        let exported = if copied { exported.fresh() } else { exported }.seen_on(device);
         let consumer = self.to.consumer();
         // The host reads memory of the host, whatever stream a consumer names.
-        let streams = lent.buffer().stream().is_some() && device.kind != DeviceKind::CPU;
+        let streams = exported.buffer().stream().is_some() && device.kind != DeviceKind::CPU;
         let reader = if streams { consumer.current_stream(device)? } else { None };
-        let ordered = order_after(self.ordering, &lent, reader, self.batch)?;
-        let watch = self.options.watch && lent.buffer().access() == Access::Immutable;
-        let lent = if watch { lent.watched() } else { lent };
-        let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
+        let ordered = order_after(self.ordering, &exported, reader, self.batch)?;
+        let watch = self.options.watch && exported.buffer().access() == Access::Immutable;
+        let exported = if watch { exported.watched() } else { exported };
+        let lease = Lease::new(exported, reader, copied, consumer, Arc::clone(self.ordering));
         let offer = Offer::new(Batch::join(self.batch, lease), self.profile);
         Ok((self.to.import(offer)?, ordered))
     }
 
     /// Returns the device under which the consumer sees the memory.
-    pub(crate) fn landing(&self, lent: &Lent) -> Device {
-        landing(lent.device(), self.profile, self.options.requested()).unwrap_or(lent.device())
+    pub(crate) fn landing(&self, exported: &Export) -> Device {
+        landing(exported.device(), self.profile, self.options.requested()).unwrap_or(exported.device())
     }
 
     /// Returns the order of a copy.
@@ -72,7 +72,7 @@ impl<'a, F, T> Conversion<'a, F, T> {
     }
 
     /// Returns whether the consumer takes this copy in place.
-    pub(crate) fn fits(&self, copy: &Lent) -> bool {
+    pub(crate) fn fits(&self, copy: &Export) -> bool {
         let options = Options { copy: Some(false), ..*self.options };
         decide(copy, self.profile, &options, false).is_ok()
     }
@@ -80,10 +80,10 @@ impl<'a, F, T> Conversion<'a, F, T> {
 
 /// Records the stream of an export in the views of its framework: the tensor may itself be a view of foreign memory,
 /// whose owner must then wait for this use, a copy included.
-pub(crate) fn used<F>(from: &dyn Adapter<Tensor = F>, lent: &Lent) {
-    if let Some(stream) = lent.buffer().stream() {
+pub(crate) fn used<F>(from: &dyn Adapter<Tensor = F>, exported: &Export) {
+    if let Some(stream) = exported.buffer().stream() {
         let producer = from.consumer();
-        let keep = || producer.keep(lent.device(), stream);
-        alive::used(producer.views(), lent.device(), lent.buffer().address(), stream.on_any_thread(), keep);
+        let keep = || producer.keep(exported.device(), stream);
+        alive::used(producer.views(), exported.device(), exported.buffer().address(), stream.on_any_thread(), keep);
     }
 }

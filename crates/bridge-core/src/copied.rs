@@ -7,7 +7,7 @@ use crate::fresh::{fresh_beside, prepare};
 use crate::overlap::share_bytes;
 use crate::plan::{loses_read_only, moves_to, needed};
 use crate::{
-    Adapter, Advice, Device, DeviceKind, Dims, Error, ErrorKind, Lent, Options, Order, Ordering, Result, Reuse,
+    Adapter, Advice, Device, DeviceKind, Dims, Error, ErrorKind, Export, Options, Order, Ordering, Result, Reuse,
     host_copy,
 };
 use serde::{Deserialize, Serialize};
@@ -50,83 +50,83 @@ impl CopiedBy {
     }
 }
 
-/// Returns who would make the copy of `lent`, an export of `from`, on its way to `to`. Nothing is copied: where the
+/// Returns who would make the copy of `exported`, an export of `from`, on its way to `to`. Nothing is copied: where the
 /// kernels turn out not to copy such elements, the frameworks do, and the other way round for a producer that turns out
 /// to have no kernels.
 pub fn copied_by<F, T>(
     from: &dyn Adapter<Tensor = F>,
     to: &dyn Adapter<Tensor = T>,
-    lent: &Lent,
+    exported: &Export,
     ordering: &Arc<dyn Ordering>,
     options: &Options,
 ) -> CopiedBy {
-    if moves_to(lent.device(), to.profile(), options).is_some() {
+    if moves_to(exported.device(), to.profile(), options).is_some() {
         return CopiedBy::Move;
     }
-    let device = Conversion::new(from, to, ordering, options).landing(lent);
+    let device = Conversion::new(from, to, ordering, options).landing(exported);
     // A tensor without elements takes no memory. It has as many dimensions: not every framework has others.
-    let none = Dims::from_elem(0, lent.layout().shape().len().max(1));
+    let none = Dims::from_elem(0, exported.layout().shape().len().max(1));
     // SAFETY: the tensors have no elements.
-    let lends = unsafe {
-        to.empty(device, lent.dtype(), &none, Order::RowMajor).is_ok()
-            || from.empty(lent.device(), lent.dtype(), &none, Order::RowMajor).is_ok()
+    let has_memory = unsafe {
+        to.empty(device, exported.dtype(), &none, Order::RowMajor).is_ok()
+            || from.empty(exported.device(), exported.dtype(), &none, Order::RowMajor).is_ok()
     };
-    let copies = ordering.copies().is_some() && pending(lent).is_some();
+    let copies = ordering.copies().is_some() && pending(exported).is_some();
     if to.profile().owns_memory {
         return CopiedBy::filling(device);
     }
-    if copies && lends { CopiedBy::filling(device) } else { CopiedBy::Producer }
+    if copies && has_memory { CopiedBy::filling(device) } else { CopiedBy::Producer }
 }
 
 /// A copy as a tensor of the consumer, the streams that were ordered for it, and who made it.
 type Copied<T> = (T, Streams, CopiedBy);
 
 /// What a rung of the ladder returns: the copy, or the tensor as it was where this one makes no copy of it.
-type Rung<T> = std::result::Result<T, Lent>;
+type Rung<T> = std::result::Result<T, Export>;
 
 impl<F, T> Conversion<'_, F, T> {
     /// Imports a copy, made by the first that can make it: see [`transfer`](crate::transfer).
-    pub(crate) fn copy(&self, lent: Lent, tensor: &F) -> Result<Copied<T>> {
-        let lent = match self.by_ordering_into_consumer(lent)? {
+    pub(crate) fn copy(&self, exported: Export, tensor: &F) -> Result<Copied<T>> {
+        let exported = match self.by_ordering_into_consumer(exported)? {
             Ok(copied) => return Ok(copied),
-            Err(lent) => lent,
+            Err(exported) => exported,
         };
         if self.profile.owns_memory {
-            return self.by_core_into_consumer(lent, tensor);
+            return self.by_core_into_consumer(exported, tensor);
         }
-        let lent = match self.by_ordering_into_producer(lent)? {
+        let exported = match self.by_ordering_into_producer(exported)? {
             Ok(copied) => return Ok(copied),
-            Err(lent) => lent,
+            Err(exported) => exported,
         };
-        let lent = match self.by_producer(lent, tensor)? {
+        let exported = match self.by_producer(exported, tensor)? {
             Ok(copied) => return Ok(copied),
-            Err(lent) => lent,
+            Err(exported) => exported,
         };
-        if lent.device().kind == DeviceKind::CPU && lent.pending().is_none() {
-            return self.by_core(lent);
+        if exported.device().kind == DeviceKind::CPU && exported.pending().is_none() {
+            return self.by_core(exported);
         }
-        match self.by_ordering_beside(lent)? {
+        match self.by_ordering_beside(exported)? {
             Ok(copied) => Ok(copied),
-            Err(lent) => self.by_consumer(lent),
+            Err(exported) => self.by_consumer(exported),
         }
     }
 
     /// The ordering's copies fill fresh memory of the consumer, which is the result.
-    fn by_ordering_into_consumer(&self, lent: Lent) -> Result<Rung<Copied<T>>> {
-        let (memory, device) = (lent.device(), self.landing(&lent));
-        let filled = self.by_ordering_into(self.to, lent.seen_on(device))?;
+    fn by_ordering_into_consumer(&self, exported: Export) -> Result<Rung<Copied<T>>> {
+        let (memory, device) = (exported.device(), self.landing(&exported));
+        let filled = self.by_ordering_into(self.to, exported.seen_on(device))?;
         Ok(match filled {
             Ok((copy, _, ordered)) => Ok((copy, ordered, CopiedBy::filling(device))),
-            Err(lent) => Err(lent.seen_on(memory)),
+            Err(exported) => Err(exported.seen_on(memory)),
         })
     }
 
     /// The ordering's copies fill fresh memory of the producer, of which the consumer imports a view.
-    fn by_ordering_into_producer(&self, lent: Lent) -> Result<Rung<Copied<T>>> {
-        let device = lent.device();
-        let copy = match self.by_ordering_into(self.from, lent)? {
+    fn by_ordering_into_producer(&self, exported: Export) -> Result<Rung<Copied<T>>> {
+        let device = exported.device();
+        let copy = match self.by_ordering_into(self.from, exported)? {
             Ok((_, copy, _)) => copy,
-            Err(lent) => return Ok(Err(lent)),
+            Err(exported) => return Ok(Err(exported)),
         };
         self.batch.iter().for_each(|batch| batch.disorder());
         let (copy, ordered) = self.import(copy, true)?;
@@ -134,86 +134,90 @@ impl<F, T> Conversion<'_, F, T> {
     }
 
     /// The ordering's copies fill fresh memory of `side`, in its current stream. Returns the copy, and its export.
-    fn by_ordering_into<X>(&self, side: &dyn Adapter<Tensor = X>, lent: Lent) -> Result<Rung<(X, Lent, Streams)>> {
+    fn by_ordering_into<X>(
+        &self,
+        side: &dyn Adapter<Tensor = X>,
+        exported: Export,
+    ) -> Result<Rung<(X, Export, Streams)>> {
         // Before anything is allocated: a consumer may have memory for one copy alone.
-        if self.ordering.copies().is_none() || pending(&lent).is_none() {
-            return Ok(Err(lent));
+        if self.ordering.copies().is_none() || pending(&exported).is_none() {
+            return Ok(Err(exported));
         }
-        match self.fresh_of(side, lent.device(), &lent)? {
-            Some((fresh, target)) if !share_bytes(&target, &lent) => {
+        match self.fresh_of(side, exported.device(), &exported)? {
+            Some((fresh, target)) if !share_bytes(&target, &exported) => {
                 prepare(&target, self.ordering);
-                let filled = fill(lent, &target, side.consumer(), self.ordering, self.batch)?;
+                let filled = fill(exported, &target, side.consumer(), self.ordering, self.batch)?;
                 Ok(filled.map(|ordered| (fresh, target, ordered)))
             }
-            _ => Ok(Err(lent)),
+            _ => Ok(Err(exported)),
         }
     }
 
     /// The producer copies with its own kernels. Where its copy does not fit the consumer, but has applied what was
     /// deferred, the copy takes the place of the tensor.
-    fn by_producer(&self, lent: Lent, tensor: &F) -> Result<Rung<Copied<T>>> {
+    fn by_producer(&self, exported: Export, tensor: &F) -> Result<Rung<Copied<T>>> {
         let compacted = self.from.compact(tensor).and_then(|copy| self.from.export(&copy));
         self.batch.iter().for_each(|batch| batch.disorder());
         match compacted.and_then(|copy| copy.permuted(self.options.permute.as_ref())) {
-            Ok(copy) if share_bytes(&copy, &lent) => Ok(Err(lent)),
+            Ok(copy) if share_bytes(&copy, &exported) => Ok(Err(exported)),
             Ok(copy) if self.fits(&copy) => {
-                return_original(lent, self.ordering);
+                return_original(exported, self.ordering);
                 let (copy, ordered) = self.import(copy, true)?;
                 Ok(Ok((copy, ordered, CopiedBy::Producer)))
             }
-            Ok(copy) if lent.pending().is_some() => {
-                return_original(lent, self.ordering);
+            Ok(copy) if exported.pending().is_some() => {
+                return_original(exported, self.ordering);
                 Ok(Err(copy))
             }
             Err(error) if error.kind() != ErrorKind::CopyNeeded => Err(error),
-            _ => Ok(Err(lent)),
+            _ => Ok(Err(exported)),
         }
     }
 
     /// Core copies host memory into fresh memory of its own, of which the consumer imports a view.
-    fn by_core(&self, lent: Lent) -> Result<Copied<T>> {
-        let alignment = self.profile.alignment_of(lent.dtype());
-        let copy = host_copy::compact(lent, self.order(), alignment, self.ordering)?;
+    fn by_core(&self, exported: Export) -> Result<Copied<T>> {
+        let alignment = self.profile.alignment_of(exported.dtype());
+        let copy = host_copy::compact(exported, self.order(), alignment, self.ordering)?;
         let (copy, ordered) = self.import(copy, true)?;
         Ok((copy, ordered, CopiedBy::Host))
     }
 
     /// Core copies host memory into fresh memory of a consumer that takes no other.
-    fn by_core_into_consumer(&self, lent: Lent, tensor: &F) -> Result<Copied<T>> {
-        let lent = match lent.pending() {
-            None => lent,
+    fn by_core_into_consumer(&self, exported: Export, tensor: &F) -> Result<Copied<T>> {
+        let exported = match exported.pending() {
+            None => exported,
             Some(_) => self.from.export(&self.from.compact(tensor)?)?.permuted(self.options.permute.as_ref())?,
         };
-        let fresh = match lent.device().kind {
-            DeviceKind::CPU if lent.pending().is_none() => self.fresh_of(self.to, lent.device(), &lent)?,
+        let fresh = match exported.device().kind {
+            DeviceKind::CPU if exported.pending().is_none() => self.fresh_of(self.to, exported.device(), &exported)?,
             _ => None,
         };
-        let Some((fresh, target)) = fresh.filter(|(_, target)| !share_bytes(target, &lent)) else {
-            let (name, device) = (&self.profile.name, lent.device());
+        let Some((fresh, target)) = fresh.filter(|(_, target)| !share_bytes(target, &exported)) else {
+            let (name, device) = (&self.profile.name, exported.device());
             let text = format!(
                 "{name} takes only its own memory, and the ordering cannot copy this tensor into it on {device}"
             );
             return Err(Error::new(ErrorKind::CopyNeeded, text).advise(Advice::Copies));
         };
-        host_copy::copy_by_loop(&lent, &target, 0);
+        host_copy::copy_by_loop(&exported, &target, 0);
         Ok((fresh, None, CopiedBy::Host))
     }
 
     /// The ordering's copies fill memory of their own on a device, of which the consumer imports a view: for a producer
     /// without kernels and a consumer whose memory cannot be written from outside.
-    fn by_ordering_beside(&self, lent: Lent) -> Result<Rung<Copied<T>>> {
-        let device = lent.device();
-        if device.kind != DeviceKind::CUDA || self.ordering.copies().is_none() || pending(&lent).is_none() {
-            return Ok(Err(lent));
+    fn by_ordering_beside(&self, exported: Export) -> Result<Rung<Copied<T>>> {
+        let device = exported.device();
+        if device.kind != DeviceKind::CUDA || self.ordering.copies().is_none() || pending(&exported).is_none() {
+            return Ok(Err(exported));
         }
-        let elements = (lent.dtype(), lent.layout().shape());
+        let elements = (exported.dtype(), exported.layout().shape());
         let target = match fresh_beside((self.to, self.profile), self.ordering, device, elements, self.order()) {
-            Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(Err(lent)),
+            Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(Err(exported)),
             target => target?,
         };
-        let ordered = match fill(lent, &target, self.to.consumer(), self.ordering, self.batch)? {
+        let ordered = match fill(exported, &target, self.to.consumer(), self.ordering, self.batch)? {
             Ok(ordered) => ordered,
-            Err(lent) => return Ok(Err(lent)),
+            Err(exported) => return Ok(Err(exported)),
         };
         self.batch.iter().for_each(|batch| batch.disorder());
         let (copy, _) = self.import(target, true)?;
@@ -221,29 +225,29 @@ impl<F, T> Conversion<'_, F, T> {
     }
 
     /// The consumer copies a tensor that it takes in place, with its own kernels.
-    fn by_consumer(&self, lent: Lent) -> Result<Copied<T>> {
+    fn by_consumer(&self, exported: Export) -> Result<Copied<T>> {
         let (from, to) = (&self.from.profile().name, &self.profile.name);
         // The consumer copies into row-major order.
         if self.order() == Order::ColumnMajor {
             let text = format!("{from} cannot make a column-major copy: copy it with its own framework first");
             return Err(Error::new(ErrorKind::CopyNeeded, text).or_advise(Advice::AnyOrder));
         }
-        let read_only = loses_read_only(&lent, self.profile).then(|| "memory that is read-only".into());
-        if let Some(reason) = needed(&lent, self.profile, None).map(|reason| reason.to_string()).or(read_only) {
+        let read_only = loses_read_only(&exported, self.profile).then(|| "memory that is read-only".into());
+        if let Some(reason) = needed(&exported, self.profile, None).map(|reason| reason.to_string()).or(read_only) {
             let text = format!(
                 "{from} makes no copy that {to} can use, and {to} cannot take the tensor in place because of {reason}: make a compact copy with its own framework first"
             );
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
-        let (view, ordered) = self.import(lent, false)?;
+        let (view, ordered) = self.import(exported, false)?;
         Ok((self.to.compact(&view)?, ordered, CopiedBy::Consumer))
     }
 }
 
 /// Returns to its owner a tensor that its own framework has copied: the copy may still read memory of unknown reuse.
-fn return_original(lent: Lent, ordering: &Arc<dyn Ordering>) {
-    let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
-    if let (Some(stream), Reuse::Unknown) = (lent.buffer().stream(), reuse) {
-        alive(&**ordering).retire(device, stream, lent.into_buffer());
+fn return_original(exported: Export, ordering: &Arc<dyn Ordering>) {
+    let (device, reuse) = (exported.buffer().device(), exported.buffer().reuse());
+    if let (Some(stream), Reuse::Unknown) = (exported.buffer().stream(), reuse) {
+        alive(&**ordering).retire(device, stream, exported.into_buffer());
     }
 }

@@ -9,7 +9,7 @@ use crate::fill::{flips, order_after};
 use crate::host_copy::copy_by_loop;
 use crate::moved::{Moving, Way, unmovable};
 use crate::{
-    Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Pair, Piece, Planned,
+    Consumer, Device, DeviceKind, Error, ErrorKind, Export, Failed, Layout, Lease, Ordering, Pair, Piece, Planned,
     Result, Reuse, Stream, Strided,
 };
 use std::fmt;
@@ -177,8 +177,8 @@ fn misfit(Clash { piece, other, targets }: Clash) -> Misfit {
 /// A copy that is checked.
 pub(crate) struct Job {
     pub(crate) index: usize,
-    pub(crate) source: Lent,
-    pub(crate) target: Lent,
+    pub(crate) source: Export,
+    pub(crate) target: Export,
     /// The device on which both are seen; `None` where the elements are moved.
     pub(crate) device: Option<Device>,
     /// Whether the source is a compact copy of the tensor, which was made for this.
@@ -213,7 +213,7 @@ impl Job {
     }
 
     pub(crate) fn piece(&self) -> Piece<'_> {
-        let side = |lent: &'_ Lent| (lent.device(), lent.data());
+        let side = |exported: &'_ Export| (exported.device(), exported.data());
         let ((from, source), (to, target)) = (side(&self.source), side(&self.target));
         Piece {
             from: Strided { device: from, data: source, layout: self.source.layout() },
@@ -245,20 +245,20 @@ fn copy_together(
         ordered[*index] =
             order_after(ordering, source, stream, Some(batch)).map_err(|error| Failed { index: *index, error })?;
     }
-    // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Lent::new`
+    // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Export::new`
     // has checked that the views stay inside, and `repeated` that no target shares bytes with another side.
     // `order_after` has ordered the stream after the owners of the sources; the leases below make them wait for it.
     let copied = unsafe { launch.of(group, ordering) };
     // A lease orders the return of what it held. It is made also where a copy has failed: others may be launched.
     for Job { source, target, consumer, .. } in copies.iter().filter_map(|copy| jobs[*copy].take()) {
         let elsewhere = consumer.uses_other_streams();
-        for lent in [source, target] {
+        for exported in [source, target] {
             // The owner reuses the memory in the stream of the copy, which orders that by itself.
-            let buffer = lent.buffer();
+            let buffer = exported.buffer();
             if !elsewhere && buffer.stream() == stream && buffer.reuse() == Reuse::InStreamOrder {
                 continue;
             }
-            batch.hold(Lease::new(lent, stream, false, Arc::clone(&consumer), Arc::clone(ordering)));
+            batch.hold(Lease::new(exported, stream, false, Arc::clone(&consumer), Arc::clone(ordering)));
         }
     }
     copied.map_err(|failed| failed.among(copies).into())

@@ -7,7 +7,7 @@ use crate::moved::{move_into, no_moves};
 use crate::overlap::{repeats, share_bytes};
 use crate::plan::{moved_between, usable};
 use crate::{
-    Access, Adapter, Advice, Cast, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering,
+    Access, Adapter, Advice, Cast, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Export, Lease, Ordering,
     Pair, Pending, Result, Stream,
 };
 use std::sync::Arc;
@@ -69,8 +69,8 @@ pub fn copy_into<F, T>(
 /// Both sides of a copy.
 pub(crate) struct Sides {
     /// The source, broadcast.
-    pub(crate) source: Lent,
-    pub(crate) target: Lent,
+    pub(crate) source: Export,
+    pub(crate) target: Export,
     /// The device on which both are seen; `None` where the elements are moved.
     pub(crate) device: Option<Device>,
     /// Whether the source is a compact copy of the tensor, which was made for this.
@@ -109,8 +109,8 @@ impl Sides {
 }
 
 /// Returns a compact copy of a tensor that was exported, by its framework.
-fn packed<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, lent: &Lent) -> Result<Lent> {
-    used(from, lent);
+fn packed<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, exported: &Export) -> Result<Export> {
+    used(from, exported);
     from.export(&from.compact(tensor)?)
 }
 
@@ -142,7 +142,7 @@ pub fn copied_into_by(source: Device, target: Device) -> CopiedBy {
 }
 
 /// Returns the target after the copy: a lease keeps memory of unknown reuse until that has run.
-pub(crate) fn release(target: Lent, consumer: Arc<dyn Consumer>, ordering: &Arc<dyn Ordering>) {
+pub(crate) fn release(target: Export, consumer: Arc<dyn Consumer>, ordering: &Arc<dyn Ordering>) {
     let stream = target.buffer().stream();
     drop(Lease::new(target, stream, false, consumer, Arc::clone(ordering)));
 }
@@ -168,7 +168,7 @@ fn movable(source: Device, target: Device, ordering: &Arc<dyn Ordering>) -> Resu
 }
 
 /// Refuses a target that must not be written to.
-fn writable(target: &Lent) -> Result<()> {
+fn writable(target: &Export) -> Result<()> {
     if target.buffer().access().forbids_writes() {
         return Err(Error::new(ErrorKind::ReadOnly, "the target is read-only: pass a writable one"));
     }
@@ -187,7 +187,7 @@ fn writable(target: &Lent) -> Result<()> {
 }
 
 /// Refuses a source and a target that share bytes.
-fn apart(source: &Lent, target: &Lent) -> Result<()> {
+fn apart(source: &Export, target: &Export) -> Result<()> {
     if share_bytes(source, target) {
         return Err(Error::new(ErrorKind::Layout, "the tensor and the target share memory").advise(Advice::CopyFirst));
     }

@@ -7,7 +7,7 @@ mod adapter;
 
 use crate::sync::Mutex;
 use crate::{
-    Access, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM, Memory,
+    Access, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Export, Keep, Layout, Lease, MAX_NDIM, Memory,
     Result, Reuse, Stream,
 };
 pub use adapter::{DLPack, Tensor};
@@ -58,7 +58,7 @@ pub struct Origin {
     pub reuse: Reuse,
     /// Addresses of an allocation that must hold the view, where the caller knows it.
     pub allocation: Option<Range<usize>>,
-    /// A value that must live as long as the memory is lent.
+    /// A value that must live as long as the memory is exported.
     pub keep: Option<Keep>,
     /// Custom destructor for producers whose deleter must not run on every thread at every time. It may leak, for
     /// example during interpreter shutdown.
@@ -144,7 +144,7 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
     })
 }
 
-/// Lends a managed tensor. `origin` receives the tensor's device and the address of its first element (0 for a tensor
+/// Exports a managed tensor. `origin` receives the tensor's device and the address of its first element (0 for a tensor
 /// without elements), and returns what the tensor does not say. The access of an unversioned tensor is
 /// [`Access::Unstated`].
 ///
@@ -159,10 +159,10 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
 ///
 /// The producer keeps DLPack's promises for this tensor, and `origin` returns the truth: the caller vouches for the
 /// stream, the reuse and the allocation as the safety section of [`DeviceBuffer`](crate::DeviceBuffer) demands.
-pub unsafe fn lend<M: ManagedTensorBase>(
+pub unsafe fn export<M: ManagedTensorBase>(
     managed: Managed<M>,
     origin: impl FnOnce(Device, usize) -> Result<Origin>,
-) -> Result<Lent> {
+) -> Result<Export> {
     // SAFETY: the handle owns the tensor, and no other code changes it.
     let tensor = unsafe { managed.tensor() };
     if tensor.strides.is_null() {
@@ -184,11 +184,11 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     match release {
         // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the
         // stream, the reuse and the allocation; the range was checked above. Here and below.
-        None => Lent::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) }),
+        None => Export::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) }),
         Some(release) => {
             let owner = CustomDrop { owner: Some(Box::new(owner)), release };
             // SAFETY: see above.
-            Lent::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) })
+            Export::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) })
         }
     }
 }
@@ -279,7 +279,7 @@ unsafe fn refusal(tensor: &ffi::DLTensor) -> Error {
 ///
 /// # Errors
 ///
-/// Those of [`lend`] for the tensor itself.
+/// Those of [`export`] for the tensor itself.
 ///
 /// # Safety
 ///
@@ -300,41 +300,41 @@ pub unsafe fn read(tensor: &ffi::DLTensor) -> Result<View> {
 /// # Safety
 ///
 /// That of [`read`].
-pub unsafe fn describes(tensor: &ffi::DLTensor, lent: &Lent) -> bool {
+pub unsafe fn describes(tensor: &ffi::DLTensor, exported: &Export) -> bool {
     // SAFETY: the caller vouches for the shape and the strides.
     let Some((shape, strides)) = (unsafe { dims(tensor) }) else { return false };
     let data = (tensor.data.addr() as u64).checked_add(tensor.byte_offset);
-    let layout = lent.layout();
-    data == Some(lent.data() as u64)
+    let layout = exported.layout();
+    data == Some(exported.data() as u64)
         && shape == layout.shape()
         // A tensor without dimensions has none.
         && strides.unwrap_or_default() == layout.strides()
-        && (DType::from(tensor.dtype), Device::from(tensor.device)) == (lent.dtype(), lent.device())
+        && (DType::from(tensor.dtype), Device::from(tensor.device)) == (exported.dtype(), exported.device())
 }
 
-/// Lends a tensor that its producer describes without giving up ownership, as `dltensor_from_py_object_no_sync` of the
-/// exchange API does. `origin` is as for [`lend`], and also returns the value that keeps the memory.
+/// Exports a tensor that its producer describes without giving up ownership, as `dltensor_from_py_object_no_sync` of the
+/// exchange API does. `origin` is as for [`export`], and also returns the value that keeps the memory.
 /// [`Origin::release`] is not called: that value knows itself how to be dropped.
 ///
 /// # Errors
 ///
-/// Those of [`lend`].
+/// Those of [`export`].
 ///
 /// # Safety
 ///
-/// As for [`lend`]; the shape and the strides of `tensor` stay readable during the call, and the memory lives as long
+/// As for [`export`]; the shape and the strides of `tensor` stay readable during the call, and the memory lives as long
 /// as the value that `origin` returns.
-pub unsafe fn lend_borrowed<O: Send + Sync + 'static>(
+pub unsafe fn export_borrowed<O: Send + Sync + 'static>(
     tensor: &ffi::DLTensor,
     access: Access,
     origin: impl FnOnce(Device, usize) -> Result<(Origin, O)>,
-) -> Result<Lent> {
+) -> Result<Export> {
     // SAFETY: the caller vouches for the shape and the strides.
     let (described, owner) = unsafe { Described::of(tensor, access, origin) }?;
     let Described { data, dtype, layout, allocation, keep, .. } = described;
-    // SAFETY: as in `lend`, with the owner that the caller vouches for.
+    // SAFETY: as in `export`, with the owner that the caller vouches for.
     let memory = unsafe { Memory::new(allocation, (owner, keep)) };
-    Lent::at(data, dtype, layout, memory)
+    Export::at(data, dtype, layout, memory)
 }
 
 /// Refuses a tensor whose shape and strides cannot be read.
@@ -446,7 +446,7 @@ pub unsafe fn wrap_as<M: ManagedTensorBase>(lease: Lease, release: fn(Lease)) ->
     (unsafe { managed(prepared, dtype, device, data, flags, Arc::clone(&lease)) }, Handover(lease))
 }
 
-/// Describes memory that is known by other means as a managed tensor, so that [`lend`] checks it as one. `data` is the
+/// Describes memory that is known by other means as a managed tensor, so that [`export`] checks it as one. `data` is the
 /// address of the first element.
 ///
 /// # Safety

@@ -3,19 +3,19 @@
 use crate::alive::alive;
 use crate::batch::Batch;
 use crate::planted::is_left_behind;
-use crate::{Consumer, DeviceKind, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided};
+use crate::{Consumer, DeviceKind, ErrorKind, Export, Lease, Ordering, Result, Stream, Strided};
 use std::sync::Arc;
 
 /// Orders `reader` after the owner's stream. Where the reader has no stream and the owner has one, the host waits.
 /// Returns the two streams where they differ.
 pub(crate) fn order_after(
     ordering: &Arc<dyn Ordering>,
-    lent: &Lent,
+    exported: &Export,
     reader: Option<Stream>,
     batch: Option<&Batch>,
 ) -> Result<Option<(Stream, Stream)>> {
-    let device = lent.buffer().device();
-    match (lent.buffer().stream(), reader) {
+    let device = exported.buffer().device();
+    match (exported.buffer().stream(), reader) {
         (Some(owner), Some(reader)) if owner != reader => {
             match batch {
                 _ if is_left_behind("core_order_lost_by_failure") => (),
@@ -31,7 +31,7 @@ pub(crate) fn order_after(
 }
 
 /// What [`fill`] returns: the two streams that it ordered, where they differ, or the source as it was.
-pub(crate) type Filled = std::result::Result<Option<(Stream, Stream)>, Lent>;
+pub(crate) type Filled = std::result::Result<Option<(Stream, Stream)>, Export>;
 
 /// Copies `source` into `target` by the [`Copies`](crate::Copies) of `ordering`, in the stream of `target`, with the
 /// deferred operations of both applied. That stream waits for the owner of `source` first, and the owner then waits
@@ -47,8 +47,8 @@ pub(crate) type Filled = std::result::Result<Option<(Stream, Stream)>, Lent>;
 /// Those of [`Ordering::order`] and [`Copies::copy`](crate::Copies::copy). The source is then dropped; if anything was
 /// launched, after it.
 pub(crate) fn fill(
-    source: Lent,
-    target: &Lent,
+    source: Export,
+    target: &Export,
     consumer: Arc<dyn Consumer>,
     ordering: &Arc<dyn Ordering>,
     batch: Option<&Batch>,
@@ -63,11 +63,11 @@ pub(crate) fn fill(
         return Ok(Ok(None));
     }
     let ordered = order_after(ordering, &source, stream, batch)?;
-    let side = |lent: &Lent| (lent.device(), lent.data());
+    let side = |exported: &Export| (exported.device(), exported.data());
     let ((from, start), (to, first)) = (side(&source), side(target));
     let from = Strided { device: from, data: start, layout: source.layout() };
     let to = Strided { device: to, data: first, layout: target.layout() };
-    // SAFETY: both buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Lent::new`
+    // SAFETY: both buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Export::new`
     // has checked that the views stay inside. `order_after` has ordered the stream, which is the one that the target's
     // memory is ready in; the lease below makes the owner of the source wait for it.
     let copied = unsafe { copies.copy(from, to, flips, stream) };
@@ -87,7 +87,7 @@ pub(crate) fn fill(
 /// Returns the bits to flip in each element on its way, for the deferred operations of both sides, if flipping bits
 /// does them. An operation that is deferred for the target is its own inverse, so the elements to store have it
 /// applied. Where they are cast it is applied to the source: casts round both signs alike.
-pub(crate) fn flips(source: &Lent, target: &Lent) -> Option<u128> {
+pub(crate) fn flips(source: &Export, target: &Export) -> Option<u128> {
     let of_target = target
         .pending()
         .map_or(Some(0), |pending| pending.flips(target.dtype()).and_then(|_| pending.flips(source.dtype())));
@@ -95,6 +95,6 @@ pub(crate) fn flips(source: &Lent, target: &Lent) -> Option<u128> {
 }
 
 /// Returns the bits to flip in each element for the deferred operation, if flipping bits does it.
-pub(crate) fn pending(lent: &Lent) -> Option<u128> {
-    lent.pending().map_or(Some(0), |pending| pending.flips(lent.dtype()))
+pub(crate) fn pending(exported: &Export) -> Option<u128> {
+    exported.pending().map_or(Some(0), |pending| pending.flips(exported.dtype()))
 }

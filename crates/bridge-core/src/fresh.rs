@@ -3,7 +3,7 @@
 use crate::alive;
 use crate::conversion::Conversion;
 use crate::{
-    Access, Adapter, Advice, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Ordering, Profile,
+    Access, Adapter, Advice, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, Order, Ordering, Profile,
     Result, Stream, host,
 };
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use std::sync::Arc;
 const FAILED: [ErrorKind; 3] = [ErrorKind::Framework, ErrorKind::Driver, ErrorKind::OutOfMemory];
 
 impl<F, T> Conversion<'_, F, T> {
-    /// Returns fresh memory of `side` on `device` for the elements of `lent`, and its export; `None` where it has none.
+    /// Returns fresh memory of `side` on `device` for the elements of `exported`, and its export; `None` where it has none.
     pub(crate) fn fresh_of<X>(
         &self,
         side: &dyn Adapter<Tensor = X>,
         device: Device,
-        lent: &Lent,
-    ) -> Result<Option<(X, Lent)>> {
+        exported: &Export,
+    ) -> Result<Option<(X, Export)>> {
         // SAFETY: the caller of this function copies all elements, or drops it.
-        let fresh = match unsafe { side.empty(device, lent.dtype(), lent.layout().shape(), self.order()) } {
+        let fresh = match unsafe { side.empty(device, exported.dtype(), exported.layout().shape(), self.order()) } {
             Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(None),
             fresh => fresh?,
         };
@@ -30,20 +30,20 @@ impl<F, T> Conversion<'_, F, T> {
             // A mode of the framework may replace every new tensor, as PyTorch's FakeTensorMode does.
             Err(_) => return Ok(None),
         };
-        let as_asked = is_as_asked(&target, device, (lent.dtype(), lent.layout().shape()), self.order());
+        let as_asked = is_as_asked(&target, device, (exported.dtype(), exported.layout().shape()), self.order());
         Ok((as_asked && self.fits(&target)).then_some((fresh, target)))
     }
 }
 
 /// Returns whether what [`Adapter::empty`] has made can be filled with elements as they were asked for.
-pub(crate) fn is_as_asked(target: &Lent, device: Device, (dtype, shape): (DType, &[i64]), order: Order) -> bool {
+pub(crate) fn is_as_asked(target: &Export, device: Device, (dtype, shape): (DType, &[i64]), order: Order) -> bool {
     let writable = target.buffer().access() == Access::ReadWrite && target.pending().is_none();
     let same = (target.device(), target.dtype(), target.layout().shape()) == (device, dtype, shape);
     writable && same && target.layout().follows(order)
 }
 
 /// Tells the ordering's copies, if it has any, that a copy is about to fill a fresh target for the first time.
-pub(crate) fn prepare(target: &Lent, ordering: &Arc<dyn Ordering>) {
+pub(crate) fn prepare(target: &Export, ordering: &Arc<dyn Ordering>) {
     if target.device().kind == DeviceKind::CPU
         && let Some(copies) = ordering.copies()
     {
@@ -64,7 +64,7 @@ pub(crate) fn fresh_beside<T>(
     device: Device,
     (dtype, shape): (DType, &[i64]),
     order: Order,
-) -> Result<Lent> {
+) -> Result<Export> {
     let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
     profile.check()?;
     let alignment = profile.alignment_of(dtype);
@@ -78,13 +78,13 @@ pub(crate) fn fresh_beside<T>(
     let consumer = to.consumer();
     let stream = consumer.current_stream(device)?.unwrap_or(Stream::LEGACY);
     let buffer = alive::allocate(copies, device, layout.nbytes(), stream, consumer.keep(device, stream))?;
-    let lent = Lent::new(dtype, layout, buffer)?;
-    if lent.layout().numel() > 0 && !lent.data().is_multiple_of(alignment) {
+    let exported = Export::new(dtype, layout, buffer)?;
+    if exported.layout().numel() > 0 && !exported.data().is_multiple_of(alignment) {
         let text = format!(
             "{} needs memory aligned to {alignment} bytes, and that on {device} is not: copy the tensor into aligned memory",
             profile.name
         );
         return Err(Error::new(ErrorKind::CopyNeeded, text));
     }
-    Ok(lent)
+    Ok(exported)
 }

@@ -7,7 +7,7 @@ use crate::leak::leak;
 use crate::moved::Way;
 use crate::planted::is_planted;
 use crate::{
-    Access, Consumer, Device, ErrorKind, Failed, Lease, Lent, Misfit, Ordering, Pair, Planned, Result, Stream,
+    Access, Consumer, Device, ErrorKind, Export, Failed, Lease, Misfit, Ordering, Pair, Planned, Result, Stream,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ struct Owner {
 }
 
 impl Owner {
-    fn of(lent: &Lent, consumer: &Arc<dyn Consumer>) -> Self {
-        let buffer = lent.buffer();
+    fn of(exported: &Export, consumer: &Arc<dyn Consumer>) -> Self {
+        let buffer = exported.buffer();
         Self {
             consumer: Arc::clone(consumer),
             device: buffer.device(),
@@ -125,8 +125,11 @@ impl Held {
                 .into_iter()
                 .zip([&job.source, &job.target])
         });
-        let viewed =
-            sides.map(|(owner, lent)| Viewed { owner, device: lent.device(), address: lent.buffer().address() });
+        let viewed = sides.map(|(owner, exported)| Viewed {
+            owner,
+            device: exported.device(),
+            address: exported.buffer().address(),
+        });
         // One use is noted for all pieces of the same views. The copies keep those views, whose owners wait: a view of the
         // same memory that begins later need not be told.
         let mut known: HashMap<_, Vec<Owner>> = HashMap::new();
@@ -229,7 +232,7 @@ impl Held {
         }
         let jobs = || copies.iter().map(|copy| &self.jobs[*copy]);
         // SAFETY: the exports are alive, and by the contract of `DeviceBuffer` so are their bytes; the current streams are
-        // those of their frameworks, which keep them during the call. `Lent::new` has checked that the views stay inside,
+        // those of their frameworks, which keep them during the call. `Export::new` has checked that the views stay inside,
         // and `repeated` that no target shares bytes with another side. The stream waits for the owners of the sources,
         // and below they wait for it.
         let launched = unsafe { Launch { device: *device, stream, plan: plan.as_deref() }.of(jobs, &self.ordering) };
@@ -267,9 +270,9 @@ impl Drop for Held {
         }
         let batch = Batch::of(jobs.len());
         for Job { source, target, consumer, .. } in jobs {
-            for lent in [source, target] {
-                let owner = lent.buffer().stream();
-                batch.hold(Lease::new(lent, owner, false, Arc::clone(&consumer), Arc::clone(&self.ordering)));
+            for exported in [source, target] {
+                let owner = exported.buffer().stream();
+                batch.hold(Lease::new(exported, owner, false, Arc::clone(&consumer), Arc::clone(&self.ordering)));
             }
         }
     }

@@ -1,6 +1,8 @@
 //! Host memory of core.
 
-use crate::{Access, Allocation, COPY_ALIGNMENT, DType, Error, ErrorKind, Layout, Lent, Memory, Order, Result, poison};
+use crate::{
+    Access, Allocation, COPY_ALIGNMENT, DType, Error, ErrorKind, Export, Layout, Memory, Order, Result, poison,
+};
 use std::alloc::{Layout as Blocks, alloc, alloc_zeroed};
 use std::ops::Range;
 use std::ptr;
@@ -90,13 +92,13 @@ impl Drop for HostMemory {
 
 /// Returns fresh host memory, compact in this order and aligned to [`COPY_ALIGNMENT`] bytes, or to `alignment` bytes
 /// where that is more. Its elements are undefined.
-pub(crate) fn empty(dtype: DType, shape: &[i64], order: Order, alignment: usize) -> Result<Lent> {
+pub(crate) fn empty(dtype: DType, shape: &[i64], order: Order, alignment: usize) -> Result<Export> {
     fresh(dtype, shape, order, |nbytes| HostMemory::aligned(nbytes, alignment.max(COPY_ALIGNMENT), alloc))
 }
 
 /// As [`empty`], aligned to [`COPY_ALIGNMENT`], with elements of zeros, which may be read before they are written.
 #[cfg(feature = "dlpack")]
-pub(crate) fn zeros(dtype: DType, shape: &[i64], order: Order) -> Result<Lent> {
+pub(crate) fn zeros(dtype: DType, shape: &[i64], order: Order) -> Result<Export> {
     fresh(dtype, shape, order, HostMemory::zeroed)
 }
 
@@ -105,12 +107,12 @@ fn fresh(
     shape: &[i64],
     order: Order,
     allocate: impl FnOnce(usize) -> Result<HostMemory>,
-) -> Result<Lent> {
+) -> Result<Export> {
     let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
     let memory = allocate(layout.nbytes())?;
     // SAFETY: the bytes stay in place until the owner is dropped, with the buffer. No other code knows them.
     let memory = unsafe { Memory::new(Allocation::host(memory.bytes(), Access::ReadWrite), memory) };
-    Lent::new(dtype, layout, memory)
+    Export::new(dtype, layout, memory)
 }
 
 #[cfg(test)]

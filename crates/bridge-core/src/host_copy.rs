@@ -3,7 +3,7 @@
 use crate::fill::{Filled, fill, flips, order_after};
 use crate::fresh::prepare;
 use crate::host::empty;
-use crate::{Consumer, DeviceKind, Layout, Lease, Lent, Order, Ordering, Result, Views};
+use crate::{Consumer, DeviceKind, Export, Layout, Lease, Order, Ordering, Result, Views};
 use std::ptr;
 use std::sync::Arc;
 
@@ -13,12 +13,17 @@ use std::sync::Arc;
 /// # Errors
 ///
 /// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory), and those of [`fill`].
-pub(crate) fn compact(lent: Lent, order: Order, alignment: usize, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
-    debug_assert!(lent.device().kind == DeviceKind::CPU && lent.pending().is_none());
-    let target = empty(lent.dtype(), lent.layout().shape(), order, alignment)?;
+pub(crate) fn compact(
+    exported: Export,
+    order: Order,
+    alignment: usize,
+    ordering: &Arc<dyn Ordering>,
+) -> Result<Export> {
+    debug_assert!(exported.device().kind == DeviceKind::CPU && exported.pending().is_none());
+    let target = empty(exported.dtype(), exported.layout().shape(), order, alignment)?;
     prepare(&target, ordering);
-    if let Err(lent) = fill(lent, &target, Arc::new(Views::default()), ordering, None)? {
-        copy_by_loop(&lent, &target, 0);
+    if let Err(exported) = fill(exported, &target, Arc::new(Views::default()), ordering, None)? {
+        copy_by_loop(&exported, &target, 0);
     }
     Ok(target)
 }
@@ -29,8 +34,8 @@ pub(crate) fn compact(lent: Lent, order: Order, alignment: usize, ordering: &Arc
 ///
 /// Those of [`fill`], and of [`Ordering::synchronize`] for host memory that a device writes.
 pub(crate) fn fill_or_copy_by_loop(
-    source: Lent,
-    target: &Lent,
+    source: Export,
+    target: &Export,
     consumer: Arc<dyn Consumer>,
     ordering: &Arc<dyn Ordering>,
 ) -> Result<Filled> {
@@ -50,7 +55,7 @@ pub(crate) fn fill_or_copy_by_loop(
 
 /// Copies the elements of a tensor in host memory into those of another by core's loop, and flips the bits of `flips` in each. Both have
 /// the same shape and itemsize and share no bytes; `target` is writable, and has no two elements at one address.
-pub(crate) fn copy_by_loop(source: &Lent, target: &Lent, flips: u128) {
+pub(crate) fn copy_by_loop(source: &Export, target: &Export, flips: u128) {
     debug_assert_eq!(source.layout().shape(), target.layout().shape());
     debug_assert_eq!(source.layout().itemsize(), target.layout().itemsize());
     let (from, to) = (source.as_ptr::<u8>().cast_const(), target.as_ptr());
@@ -60,7 +65,7 @@ pub(crate) fn copy_by_loop(source: &Lent, target: &Lent, flips: u128) {
     let (read, written) =
         reversed.as_ref().map_or((source.layout(), target.layout()), |(read, written)| (read, written));
     // SAFETY: by the contract of `DeviceBuffer` the bytes of both views are mapped and, as host memory that the caller
-    // has waited for, ready; `Lent::new` has checked that the layouts stay inside them. The caller says that the target
+    // has waited for, ready; `Export::new` has checked that the layouts stay inside them. The caller says that the target
     // is writable and apart from the source.
     unsafe { walk((from, read), (to, written), flips) };
 }
@@ -119,7 +124,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// A view with these lengths and strides over bytes that mostly differ.
-    fn lent(dtype: DType, dims: &[(i64, i64)]) -> Lent {
+    fn exported(dtype: DType, dims: &[(i64, i64)]) -> Export {
         let (shape, strides): (Vec<_>, Vec<_>) = dims.iter().copied().unzip();
         let layout = Layout::new(dtype, &shape, Some(&strides), 0).unwrap();
         let (below, above) = layout.reach();
@@ -127,22 +132,23 @@ mod tests {
         let range = bytes.as_mut_ptr().expose_provenance()..bytes.as_ptr().addr() + bytes.len();
         // SAFETY: the vector owns the bytes, and is dropped with the buffer.
         let memory = unsafe { Memory::new(Allocation::host(range, Access::ReadWrite), bytes) };
-        Lent::at(memory.address() + below, dtype, layout, memory).unwrap()
+        Export::at(memory.address() + below, dtype, layout, memory).unwrap()
     }
 
     fn host() -> Arc<dyn Ordering> {
         Arc::new(HostOnly)
     }
 
-    fn whole(lent: &Lent) -> Vec<u8> {
-        let (start, len) = (lent.buffer().address(), lent.buffer().len());
+    fn whole(exported: &Export) -> Vec<u8> {
+        let (start, len) = (exported.buffer().address(), exported.buffer().len());
         // SAFETY: the buffer has these bytes.
         unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(start), len) }.to_vec()
     }
 
-    fn read(lent: &Lent, address: usize) -> Vec<u8> {
+    fn read(exported: &Export, address: usize) -> Vec<u8> {
         // SAFETY: the caller names an element of the view, whose bytes are readable.
-        unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(address), lent.layout().itemsize()) }.to_vec()
+        unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(address), exported.layout().itemsize()) }
+            .to_vec()
     }
 
     proptest! {
@@ -154,8 +160,8 @@ mod tests {
             order in prop::sample::select(&[Order::RowMajor, Order::ColumnMajor][..]),
             alignment in prop::sample::select(&[1, 64, 128, 1 << 16][..]),
         ) {
-            let original = lent(dtype, &dims);
-            let copy = compact(lent(dtype, &dims), order, alignment, &host()).unwrap();
+            let original = exported(dtype, &dims);
+            let copy = compact(exported(dtype, &dims), order, alignment, &host()).unwrap();
             let (layout, itemsize) = (original.layout(), original.layout().itemsize());
             prop_assert_eq!((copy.layout().shape(), copy.layout().follows(order)), (layout.shape(), true));
             prop_assert!(copy.data().is_multiple_of(alignment.max(COPY_ALIGNMENT)));
@@ -179,14 +185,14 @@ mod tests {
     }
 
     /// Returns the bytes of each element, the last index fastest.
-    fn elements(lent: &Lent) -> Vec<Vec<u8>> {
-        let mut addresses = vec![lent.data() as i64];
-        let itemsize = lent.layout().itemsize() as i64;
-        for (&length, &stride) in lent.layout().shape().iter().zip(lent.layout().strides()) {
+    fn elements(exported: &Export) -> Vec<Vec<u8>> {
+        let mut addresses = vec![exported.data() as i64];
+        let itemsize = exported.layout().itemsize() as i64;
+        for (&length, &stride) in exported.layout().shape().iter().zip(exported.layout().strides()) {
             let steps = |at: &i64| (0..length).map(|i| at + i * stride * itemsize).collect::<Vec<_>>();
             addresses = addresses.iter().flat_map(steps).collect();
         }
-        addresses.into_iter().map(|address| read(lent, address as usize)).collect()
+        addresses.into_iter().map(|address| read(exported, address as usize)).collect()
     }
 
     proptest! {
@@ -198,7 +204,7 @@ mod tests {
             pending in prop::sample::select(&[None, Some(Pending::Negation)][..]),
         ) {
             let side = |step: fn(&(i64, i64, i64)) -> i64| dims.iter().map(|dim| (dim.0, step(dim))).collect::<Vec<_>>();
-            let (source, target) = (lent(dtype, &side(|dim| dim.1)), lent(dtype, &side(|dim| dim.2)));
+            let (source, target) = (exported(dtype, &side(|dim| dim.1)), exported(dtype, &side(|dim| dim.2)));
             prop_assume!(!repeats(target.layout()));
             let source = source.with_pending(pending);
             let bits = flips(&source, &target);
@@ -206,8 +212,8 @@ mod tests {
             let bits = bits.unwrap_or(0);
             let flipped = |element: Vec<u8>| element.iter().zip(bits.to_le_bytes()).map(|(byte, flip)| byte ^ flip).collect();
             let expected: Vec<Vec<u8>> = elements(&source).into_iter().map(flipped).collect();
-            let sum = |lent: &Lent| whole(lent).iter().map(|byte| u64::from(*byte)).sum::<u64>();
-            let others = |lent: &Lent| sum(lent) - elements(lent).iter().flatten().map(|byte| u64::from(*byte)).sum::<u64>();
+            let sum = |exported: &Export| whole(exported).iter().map(|byte| u64::from(*byte)).sum::<u64>();
+            let others = |exported: &Export| sum(exported) - elements(exported).iter().flatten().map(|byte| u64::from(*byte)).sum::<u64>();
             let before = others(&target);
             copy_by_loop(&source, &target, bits);
             prop_assert_eq!(elements(&target), expected);
@@ -222,7 +228,7 @@ mod tests {
         let layout = Layout::new(DType::UINT8, &[i64::MAX], Some(&[0]), 0).unwrap();
         // SAFETY: the view repeats one byte, which outlives the buffer.
         let memory = unsafe { Memory::new(Allocation::host(start..start + 1, Access::ReadOnly), ()) };
-        let giant = Lent::new(DType::UINT8, layout, memory).unwrap();
+        let giant = Export::new(DType::UINT8, layout, memory).unwrap();
         assert_eq!(compact(giant, Order::RowMajor, 1, &host()).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 }

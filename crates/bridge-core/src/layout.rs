@@ -188,7 +188,7 @@ impl Layout {
     }
 
     /// Returns the addresses that a view with its first element at address `data` may touch: the smallest buffer that
-    /// holds it. An adapter lends these bytes where the framework does not say which allocation is the tensor's own.
+    /// holds it. An adapter exports these bytes where the framework does not say which allocation is the tensor's own.
     /// `allocation`, where the caller knows one, must hold them.
     ///
     /// # Errors

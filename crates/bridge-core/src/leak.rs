@@ -1,6 +1,6 @@
 //! Memory that is leaked because a reader may still use it, and the counts of leases.
 
-use crate::{DeviceBuffer, Lent};
+use crate::{DeviceBuffer, Export};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -56,8 +56,8 @@ impl Unordered {
 }
 
 /// Leaks the memory of an exported tensor, which work without an order may still use, and counts the leak.
-pub(crate) fn leak(lent: Lent) {
-    drop(Unordered::new(lent.into_buffer()));
+pub(crate) fn leak(exported: Export) {
+    drop(Unordered::new(exported.into_buffer()));
 }
 
 impl Drop for Unordered {

@@ -5,7 +5,7 @@ use crate::group::Group;
 use crate::leak::{Unordered, leased, released};
 use crate::planted::{is_left_behind, is_planted};
 use crate::views::Used;
-use crate::{Access, Consumer, DType, Device, ErrorKind, Layout, Lent, Ordering, Result, Reuse, Stream};
+use crate::{Access, Consumer, DType, Device, ErrorKind, Export, Layout, Ordering, Result, Reuse, Stream};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +25,7 @@ use std::thread;
 #[must_use = "dropping a lease returns the memory: keep it as long as the view"]
 pub struct Lease {
     /// `None` only while it is being dropped.
-    lent: Option<Lent>,
+    exported: Option<Export>,
     copied: bool,
     consumer: Arc<dyn Consumer>,
     ordering: Arc<dyn Ordering>,
@@ -46,30 +46,30 @@ struct Ordered {
 }
 
 /// Returns the addresses that a lease enters in the views of its consumer.
-fn bytes(lent: &Lent) -> Range<usize> {
-    let start = lent.buffer().address();
-    // In range: `Lent::new` checked it.
-    start..start + lent.buffer().len()
+fn bytes(exported: &Export) -> Range<usize> {
+    let start = exported.buffer().address();
+    // In range: `Export::new` checked it.
+    start..start + exported.buffer().len()
 }
 
 impl Lease {
     /// Enters the memory in the views of the consumer. Its caller may have launched work that uses the memory: a panic of
     /// the consumer must not drop that here.
     pub(crate) fn new(
-        lent: Lent,
+        exported: Export,
         stream: Option<Stream>,
         copied: bool,
         consumer: Arc<dyn Consumer>,
         ordering: Arc<dyn Ordering>,
     ) -> Self {
-        let device = lent.device();
-        let ordered = lent.buffer().stream().map(|owner| {
+        let device = exported.device();
+        let ordered = exported.buffer().stream().map(|owner| {
             let stream = stream.filter(|_| !is_left_behind("core_reader_lost_by_failure"));
             let enter = || {
                 let used =
                     |stream: Stream| Used { stream: stream.on_any_thread(), keep: consumer.keep(device, stream) };
                 let reader = stream.map(used);
-                consumer.views().enter(device, &bytes(&lent));
+                consumer.views().enter(device, &bytes(&exported));
                 reader
             };
             let reader = catch_unwind(AssertUnwindSafe(enter));
@@ -78,7 +78,7 @@ impl Lease {
             Ordered { owner, reader: reader.unwrap_or_default(), per_thread, unknown }
         });
         leased();
-        Self { lent: Some(lent), copied, consumer, ordering, ordered, group: None }
+        Self { exported: Some(exported), copied, consumer, ordering, ordered, group: None }
     }
 
     /// Makes the lease return its memory together with those of a group between the same streams.
@@ -91,13 +91,13 @@ impl Lease {
     /// Returns the device of the memory, the owner's stream and the reader's; `None` where there is nothing to order.
     pub(crate) fn streams(&self) -> Option<(Device, Stream, Stream)> {
         let Ordered { owner, reader, .. } = self.ordered.as_ref()?;
-        Some((self.lent().buffer().device(), *owner, reader.as_ref()?.stream))
+        Some((self.exported().buffer().device(), *owner, reader.as_ref()?.stream))
     }
 
     /// Makes a group of leases between the same streams; `None` where there is nothing to order.
     pub(crate) fn new_group(&self) -> Option<Arc<Group>> {
         let Ordered { owner, reader, .. } = self.ordered.as_ref()?;
-        let (device, reader) = (self.lent().buffer().device(), reader.clone()?);
+        let (device, reader) = (self.exported().buffer().device(), reader.clone()?);
         Some(Arc::new(Group::new(device, *owner, reader, Arc::clone(&self.ordering))))
     }
 
@@ -106,44 +106,44 @@ impl Lease {
         self.ordered.as_ref().map(|_| &self.consumer)
     }
 
-    pub(crate) fn lent(&self) -> &Lent {
-        self.lent.as_ref().expect("only the drop takes it")
+    pub(crate) fn exported(&self) -> &Export {
+        self.exported.as_ref().expect("only the drop takes it")
     }
 
     /// Returns the address of the first element. It may be null for a view without elements.
     pub fn data(&self) -> usize {
-        self.lent().data()
+        self.exported().data()
     }
 
     /// Returns [`data`](Self::data) as a pointer, which the host can follow where the [`device`](Self::device) is the
     /// host. It is valid as long as the lease.
     pub fn as_ptr<T>(&self) -> *mut T {
-        self.lent().as_ptr()
+        self.exported().as_ptr()
     }
 
     /// Returns the element type.
     pub fn dtype(&self) -> DType {
-        self.lent().dtype()
+        self.exported().dtype()
     }
 
     /// Returns the shape, the strides and the offset.
     pub fn layout(&self) -> &Layout {
-        self.lent().layout()
+        self.exported().layout()
     }
 
     /// Returns the device that the memory is on, as the consumer sees it.
     pub fn device(&self) -> Device {
-        self.lent().device()
+        self.exported().device()
     }
 
     /// Returns what the view may do with the memory.
     pub fn access(&self) -> Access {
-        self.lent().buffer().access()
+        self.exported().buffer().access()
     }
 
     /// Returns the stream on which the owner writes; `None` for memory that is ready at any time.
     pub fn stream(&self) -> Option<Stream> {
-        self.lent().buffer().stream()
+        self.exported().buffer().stream()
     }
 
     /// Returns whether the memory is a copy that was made for this lease, and so belongs to the consumer alone.
@@ -153,7 +153,7 @@ impl Lease {
 
     /// Returns the lowest address of the memory and its length in bytes.
     pub fn buffer(&self) -> (usize, usize) {
-        (self.lent().buffer().address(), self.lent().buffer().len())
+        (self.exported().buffer().address(), self.exported().buffer().len())
     }
 
     /// Returns the addresses of a compact tensor's elements.
@@ -164,16 +164,16 @@ impl Lease {
     /// Returns a number of the lease, which no other lease has at the time, if the consumer should watch its view for
     /// writes ([`Options::watch`](crate::Options::watch)).
     pub fn watch(&self) -> Option<usize> {
-        self.lent().watch()
+        self.exported().watch()
     }
 
     fn give_back(&mut self) -> Returned {
-        let Some(lent) = self.lent.take() else { return Returned::Now };
+        let Some(exported) = self.exported.take() else { return Returned::Now };
         let Some(Ordered { owner, reader, per_thread, unknown }) = self.ordered.take() else { return Returned::Now };
-        let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
-        let (seen_on, bytes) = (lent.device(), bytes(&lent));
+        let (device, reuse) = (exported.buffer().device(), exported.buffer().reuse());
+        let (seen_on, bytes) = (exported.device(), bytes(&exported));
         // Until every reader is ordered before its reuse, the memory must not be returned, whatever fails below.
-        let buffer = Unordered::new(lent.into_buffer());
+        let buffer = Unordered::new(exported.into_buffer());
         if unknown {
             return Returned::Now;
         }
@@ -290,6 +290,6 @@ impl Drop for Lease {
 
 impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lease({:?})", self.lent)
+        write!(f, "Lease({:?})", self.exported)
     }
 }

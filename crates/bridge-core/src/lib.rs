@@ -1,7 +1,7 @@
 //! The contract of truebridge.
 //!
 //! In every framework, memory has an owner. A [`DeviceBuffer`] is that memory with four promises: *what* it is, *where*
-//! it is, *when* it may be touched, and *until when*. An [`Adapter`] exports its framework's tensor as [`Lent`]: a
+//! it is, *when* it may be touched, and *until when*. An [`Adapter`] exports its framework's tensor as [`Export`]: a
 //! buffer, a dtype and a [`Layout`]. It accepts an [`Offer`] of such a buffer, and wraps the [`Lease`] on it as its
 //! framework's tensor. [`transfer`] is
 //! the only path between two adapters.
@@ -18,7 +18,7 @@
 //! |---|---|
 //! | the object is a tensor of this framework, with one strided memory, outside autograd | the exporting adapter |
 //! | deferred operations (conj and neg bits) are reported | the exporting adapter |
-//! | shape, strides and offset are sound and lie inside the buffer | core: [`Layout::new`], [`Lent::new`] |
+//! | shape, strides and offset are sound and lie inside the buffer | core: [`Layout::new`], [`Export::new`] |
 //! | the view lies inside its allocation, where the driver knows that | core: [`Layout::hull`] |
 //! | dtype, strides, alignment, device, read-only fit the target; whether to copy | core: [`plan`](plan()) |
 //! | a lease is for the profile and the consumer of the adapter that imports it | core: [`Offer::accept`] |
@@ -123,7 +123,7 @@ pub use adapter::{Adapter, COPY_ALIGNMENT, Offer};
 pub use advice::Advice;
 #[doc(hidden)]
 pub use advice::python;
-pub use buffer::{Access, Allocation, DeviceBuffer, Lent, Memory, Reuse};
+pub use buffer::{Access, Allocation, DeviceBuffer, Export, Memory, Reuse};
 pub use cast::Cast;
 pub use consumer::Consumer;
 pub use copied::{CopiedBy, copied_by};

@@ -8,25 +8,25 @@ use crate::fill::flips;
 use crate::fresh::fresh_beside;
 use crate::leak::leak;
 use crate::{
-    Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Failed, Lease, Lent, Ordering, Piece, Result,
+    Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Export, Failed, Lease, Ordering, Piece, Result,
     Stream, Strided,
 };
 use std::sync::Arc;
 
 impl<F, T> Conversion<'_, F, T> {
     /// Moves the tensor to the device that the caller asks for.
-    pub(crate) fn move_away(&self, lent: Lent) -> Result<(T, Streams, CopiedBy)> {
-        let device = self.options.requested().unwrap_or(lent.device());
-        let copies = self.ordering.copies().ok_or_else(|| no_moves(lent.device(), device))?;
+    pub(crate) fn move_away(&self, exported: Export) -> Result<(T, Streams, CopiedBy)> {
+        let device = self.options.requested().unwrap_or(exported.device());
+        let copies = self.ordering.copies().ok_or_else(|| no_moves(exported.device(), device))?;
         self.batch.iter().for_each(|batch| batch.disorder());
-        copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
-        if let Some((fresh, target)) = self.fresh_of(self.to, device, &lent)? {
-            let (ordered, _) = move_into(lent, target, self.from.consumer(), self.ordering)?;
+        copies.reaches(exported.device()).and_then(|()| copies.reaches(device))?;
+        if let Some((fresh, target)) = self.fresh_of(self.to, device, &exported)? {
+            let (ordered, _) = move_into(exported, target, self.from.consumer(), self.ordering)?;
             return Ok((fresh, ordered, CopiedBy::Move));
         }
-        let (dtype, shape) = (lent.dtype(), lent.layout().shape());
+        let (dtype, shape) = (exported.dtype(), exported.layout().shape());
         let target = fresh_beside((self.to, self.profile), self.ordering, device, (dtype, shape), self.order())?;
-        let (ordered, target) = move_into(lent, target, self.from.consumer(), self.ordering)?;
+        let (ordered, target) = move_into(exported, target, self.from.consumer(), self.ordering)?;
         let (result, _) = self.import(target, true)?;
         Ok((result, ordered, CopiedBy::Move))
     }
@@ -42,11 +42,11 @@ impl<F, T> Conversion<'_, F, T> {
 /// [`Ordering::order_across`] and [`Copies::copy`](crate::Copies::copy). The source is returned after what was
 /// launched. The target is dropped, or leaked where work on it cannot be ordered.
 pub(crate) fn move_into(
-    source: Lent,
-    target: Lent,
+    source: Export,
+    target: Export,
     consumer: Arc<dyn Consumer>,
     ordering: &Arc<dyn Ordering>,
-) -> Result<(Streams, Lent)> {
+) -> Result<(Streams, Export)> {
     ordering.copies().ok_or_else(|| no_moves(source.device(), target.device()))?;
     let change = (flips(&source, &target).ok_or_else(unmovable)?, None);
     if source.layout().numel() == 0 {
@@ -59,8 +59,8 @@ pub(crate) fn move_into(
 
 /// A tensor that is moved.
 pub(crate) struct Moving {
-    pub(crate) source: Lent,
-    pub(crate) target: Lent,
+    pub(crate) source: Export,
+    pub(crate) target: Export,
     pub(crate) change: Change,
     /// That of the framework of the source.
     pub(crate) consumer: Arc<dyn Consumer>,
@@ -85,12 +85,15 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    pub(crate) fn between(source: &Lent, target: &Lent) -> Self {
+    pub(crate) fn between(source: &Export, target: &Export) -> Self {
         Self::within((source, source.buffer().stream()), (target, target.buffer().stream()))
     }
 
     /// Returns the way between two tensors whose memory is ready in these streams.
-    pub(crate) fn within((source, owned): (&Lent, Option<Stream>), (target, read): (&Lent, Option<Stream>)) -> Self {
+    pub(crate) fn within(
+        (source, owned): (&Export, Option<Stream>),
+        (target, read): (&Export, Option<Stream>),
+    ) -> Self {
         let (here, there) = (source.device(), target.device());
         let owner = on_device(here).then(|| owned.unwrap_or(Stream::LEGACY));
         let reader = on_device(there).then(|| read.unwrap_or(Stream::LEGACY));
@@ -157,7 +160,7 @@ impl Way {
     }
 
     /// Returns whether the source has no stream in which it could be returned after a move that is pending.
-    pub(crate) fn is_unordered(&self, source: &Lent) -> bool {
+    pub(crate) fn is_unordered(&self, source: &Export) -> bool {
         source.buffer().stream().is_none() && self.owner.and(self.reader).is_some()
     }
 
@@ -171,9 +174,9 @@ impl Way {
         moves: Vec<Moving>,
         batch: Option<&Batch>,
         ordering: &Arc<dyn Ordering>,
-    ) -> Result<(Streams, Vec<Lent>), Failed> {
+    ) -> Result<(Streams, Vec<Export>), Failed> {
         self.begin(&**ordering).map_err(|error| Failed { index: 0, error })?;
-        let side = |lent: &'_ Lent| (lent.device(), lent.data());
+        let side = |exported: &'_ Export| (exported.device(), exported.data());
         let mut pieces = Vec::with_capacity(moves.len());
         for Moving { source, target, change: (flips, cast), .. } in &moves {
             let ((here, from), (there, to)) = (side(source), side(target));
@@ -182,7 +185,7 @@ impl Way {
             pieces.push(Piece { from, to, flips: *flips, cast: *cast });
         }
         // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams;
-        // `Lent::new` has checked that the views stay inside. The stream is the one that the elements are ready in, or
+        // `Export::new` has checked that the views stay inside. The stream is the one that the elements are ready in, or
         // the one that the targets' memory is ready in; between devices `begin` has ordered it after the other one.
         // Those that move several tensors have checked that no target shares bytes with another side.
         let copied = unsafe { self.copy(&pieces, &**ordering) };

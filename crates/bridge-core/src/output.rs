@@ -3,7 +3,9 @@
 use crate::conversion::Conversion;
 use crate::fresh::{fresh_beside, is_as_asked};
 use crate::plan::fits_rank;
-use crate::{Adapter, DType, Device, ErrorKind, Layout, Lent, Options, Order, Ordering, Profile, Result, Stream, plan};
+use crate::{
+    Adapter, DType, Device, ErrorKind, Export, Layout, Options, Order, Ordering, Profile, Result, Stream, plan,
+};
 use std::sync::Arc;
 
 /// Memory that a program writes a result to, before it becomes a tensor of a framework. [`output`] makes it.
@@ -18,10 +20,10 @@ pub struct Output<'a, T> {
     ordering: &'a Arc<dyn Ordering>,
     /// The tensor whose memory it is; `None` where a tensor is made of the memory at the end.
     tensor: Option<T>,
-    lent: Lent,
+    exported: Export,
 }
 
-crate::debug_fields!(impl[T] Output<'_, T>: lent);
+crate::debug_fields!(impl[T] Output<'_, T>: exported);
 
 /// Returns memory for a tensor of `to` on `device`, compact in row-major order: of the framework's own allocator where
 /// that can be written from outside ([`Adapter::empty`]), else memory of the host or of the driver's pool.
@@ -47,36 +49,38 @@ pub fn output<'a, T>(
         Err(error) if error.kind() == ErrorKind::CopyNeeded => None,
         Err(error) => return Err(error),
     };
-    if let Some((lent, tensor)) = own.filter(|(lent, _)| is_as_asked(lent, device, (dtype, shape), Order::RowMajor)) {
-        return Ok(Output { to, profile, ordering, tensor: Some(tensor), lent });
+    if let Some((exported, tensor)) =
+        own.filter(|(exported, _)| is_as_asked(exported, device, (dtype, shape), Order::RowMajor))
+    {
+        return Ok(Output { to, profile, ordering, tensor: Some(tensor), exported });
     }
-    let lent = fresh_beside((to, profile), ordering, device, (dtype, shape), Order::RowMajor)?;
+    let exported = fresh_beside((to, profile), ordering, device, (dtype, shape), Order::RowMajor)?;
     // No other tensor shares the memory.
-    plan(&lent, profile, &Options { copy: Some(false), read_only: true, ..Options::default() })?;
-    Ok(Output { to, profile, ordering, tensor: None, lent })
+    plan(&exported, profile, &Options { copy: Some(false), read_only: true, ..Options::default() })?;
+    Ok(Output { to, profile, ordering, tensor: None, exported })
 }
 
 impl<T> Output<'_, T> {
     /// Returns a pointer to the first element, on the [`device`](Self::device). It may be null for a result without
     /// elements.
     pub fn as_ptr<E>(&self) -> *mut E {
-        self.lent.as_ptr()
+        self.exported.as_ptr()
     }
 
     /// Returns the shape and the strides, in elements.
     pub fn layout(&self) -> &Layout {
-        self.lent.layout()
+        self.exported.layout()
     }
 
     /// Returns the device that the memory is on.
     pub fn device(&self) -> Device {
-        self.lent.device()
+        self.exported.device()
     }
 
     /// Returns the stream to write in; `None` for host memory, which is ready. In another stream the caller orders the
     /// work after this one, and this one after the work.
     pub fn stream(&self) -> Option<Stream> {
-        self.lent.buffer().stream()
+        self.exported.buffer().stream()
     }
 
     /// Returns the tensor, once the work that writes it is in [`stream`](Self::stream), or done on the host.
@@ -90,11 +94,11 @@ impl<T> Output<'_, T> {
     /// Every element has been written, on the host, or by work that is in the stream: safe code may read them all. A
     /// `bool` is 0 or 1.
     pub unsafe fn finish(self) -> Result<T> {
-        let Self { to, profile, ordering, tensor, lent } = self;
+        let Self { to, profile, ordering, tensor, exported } = self;
         match tensor {
             Some(tensor) => Ok(tensor),
             None => Ok(Conversion { profile, ..Conversion::new(to, to, ordering, &Options::default()) }
-                .import(lent, true)?
+                .import(exported, true)?
                 .0),
         }
     }

@@ -1,6 +1,6 @@
 //! Whether two views share bytes, and whether a view has two elements at one address.
 
-use crate::{Layout, Lent};
+use crate::{Export, Layout};
 use smallvec::SmallVec;
 
 /// The most steps of a search. Views that come of slicing and permuting need a few for each dimension.
@@ -48,7 +48,7 @@ pub fn overlap(one: (usize, &Layout), other: (usize, &Layout)) -> bool {
 }
 
 /// As [`overlap`], for exported tensors.
-pub(crate) fn share_bytes(one: &Lent, other: &Lent) -> bool {
+pub(crate) fn share_bytes(one: &Export, other: &Export) -> bool {
     overlap((one.data(), one.layout()), (other.data(), other.layout()))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::planted::is_planted;
 use crate::{
-    Access, Advice, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Pending, Permutation, Profile,
+    Access, Advice, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, Order, Pending, Permutation, Profile,
     Result, Strides,
 };
 use serde::{Deserialize, Serialize};
@@ -174,8 +174,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Decides how `lent` is converted to the framework with this profile. If `options` name a permutation, the caller has
-/// applied it already: see [`Lent::permuted`].
+/// Decides how `exported` is converted to the framework with this profile. If `options` name a permutation, the caller has
+/// applied it already: see [`Export::permuted`].
 ///
 /// # Errors
 ///
@@ -187,14 +187,14 @@ impl fmt::Display for Reason {
 /// - [`ErrorKind::ReadOnly`]: it is protected ([`Access::ReadOnly`]), the target would make it writable, no copy is made,
 ///   and the caller does not promise to write nothing ([`Options::with_read_only`]).
 /// - [`ErrorKind::CopyNeeded`]: it must be copied or moved, and `copy` is `Some(false)`.
-pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
-    decide(lent, target, options, target.owns_memory)
+pub fn plan(exported: &Export, target: &Profile, options: &Options) -> Result<Plan> {
+    decide(exported, target, options, target.owns_memory)
 }
 
 /// Decides as [`plan`]. `foreign` says that the memory is another owner's, and that the target takes no such memory.
-pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: bool) -> Result<Plan> {
+pub(crate) fn decide(exported: &Export, target: &Profile, options: &Options, foreign: bool) -> Result<Plan> {
     target.check()?;
-    let (device, dtype, name) = (lent.device(), lent.dtype(), &target.name);
+    let (device, dtype, name) = (exported.device(), exported.dtype(), &target.name);
     let moved = moves_to(device, target, options);
     if let Some(requested) = moved {
         movable(device, requested, target)?;
@@ -217,9 +217,9 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
     if !target.dtypes.contains(&dtype) {
         return Err(without_dtype(dtype, target));
     }
-    fits_rank(lent.layout().shape().len(), target)?;
+    fits_rank(exported.layout().shape().len(), target)?;
     let order = options.order;
-    if order == Some(Order::ColumnMajor) && target.strides == Strides::Compact && !one_order(lent.layout()) {
+    if order == Some(Order::ColumnMajor) && target.strides == Strides::Compact && !one_order(exported.layout()) {
         let error = Error::new(ErrorKind::Argument, format!("{name} has row-major tensors only"));
         return Err(error.advise(Advice::AnyOrder).or_advise(Advice::ReverseDimensions));
     }
@@ -231,12 +231,12 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
         return Ok(Plan::Copy(Reason::Moved));
     }
     let others = || {
-        let changes = !target.takes_mutable && lent.buffer().access() != Access::Immutable && !options.read_only;
+        let changes = !target.takes_mutable && exported.buffer().access() != Access::Immutable && !options.read_only;
         if foreign { Some(Reason::ForeignMemory) } else { changes.then_some(Reason::Mutable) }
     };
-    match (options.copy, needed(lent, target, order).or_else(others)) {
+    match (options.copy, needed(exported, target, order).or_else(others)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
-        (_, None) if loses_read_only(lent, target) && !options.read_only => {
+        (_, None) if loses_read_only(exported, target) && !options.read_only => {
             let text = format!("the tensor is read-only, and {name} would let you write to it");
             Err(Error::new(ErrorKind::ReadOnly, text).advise(Advice::Copy).advise(Advice::PromiseReadOnly))
         }
@@ -247,9 +247,9 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
             let what = match reason {
                 Reason::PendingPacking => String::new(),
                 Reason::Alignment => {
-                    format!(" ({:#x} is not a multiple of {})", lent.data(), target.alignment_of(dtype))
+                    format!(" ({:#x} is not a multiple of {})", exported.data(), target.alignment_of(dtype))
                 }
-                _ => format!(" ({})", lent.layout()),
+                _ => format!(" ({})", exported.layout()),
             };
             let text = format!("{name} cannot take the tensor in place because of {reason}{what}");
             Err(Error::new(ErrorKind::CopyNeeded, text).advise(Advice::AllowCopy))
@@ -258,8 +258,8 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
 }
 
 /// Returns whether the target would let the user write to a tensor whose memory is protected.
-pub(crate) fn loses_read_only(lent: &Lent, target: &Profile) -> bool {
-    lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only
+pub(crate) fn loses_read_only(exported: &Export, target: &Profile) -> bool {
+    exported.buffer().access() == Access::ReadOnly && !target.keeps_read_only
 }
 
 /// Returns the error for a dtype that the target does not accept.
@@ -356,9 +356,9 @@ fn one_order(layout: &Layout) -> bool {
 }
 
 /// Returns the first reason why the target cannot take the tensor in place, in this order.
-pub(crate) fn needed(lent: &Lent, target: &Profile, order: Option<Order>) -> Option<Reason> {
-    let layout = lent.layout();
-    if let Some(pending) = lent.pending() {
+pub(crate) fn needed(exported: &Export, target: &Profile, order: Option<Order>) -> Option<Reason> {
+    let layout = exported.layout();
+    if let Some(pending) = exported.pending() {
         return Some(match pending {
             Pending::Conjugation | Pending::NegatedConjugation => Reason::PendingConjugation,
             Pending::Negation => Reason::PendingNegation,
@@ -377,6 +377,6 @@ pub(crate) fn needed(lent: &Lent, target: &Profile, order: Option<Order>) -> Opt
     if order.is_some_and(|order| !layout.follows(order)) && !is_planted("core_order_ignored") {
         return Some(Reason::Order);
     }
-    let aligned = lent.data().is_multiple_of(target.alignment_of(lent.dtype()));
+    let aligned = exported.data().is_multiple_of(target.alignment_of(exported.dtype()));
     (!aligned).then_some(Reason::Alignment)
 }

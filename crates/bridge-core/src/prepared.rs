@@ -5,7 +5,7 @@ use crate::cast::Change;
 use crate::conversion::Streams;
 use crate::copy_all::{Job, Plan, export, grouped, repeats, run};
 use crate::held::{Held, are_steady};
-use crate::{Device, Error, ErrorKind, Failed, Layout, Lent, Misfit, Ordering, Pair};
+use crate::{Device, Error, ErrorKind, Export, Failed, Layout, Misfit, Ordering, Pair};
 use std::sync::Arc;
 
 /// A view, by the address of its first element.
@@ -78,7 +78,7 @@ impl Prepared {
     }
 
     /// Returns what was exported of both sides of a pair, by its index; `None` where nothing is kept.
-    pub fn held(&self, index: usize) -> Option<(&Lent, &Lent)> {
+    pub fn held(&self, index: usize) -> Option<(&Export, &Export)> {
         match &self.copies {
             Copies::Held(held) => held.jobs().get(index).map(|job| (&job.source, &job.target)),
             Copies::Again { .. } => None,

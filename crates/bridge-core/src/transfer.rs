@@ -3,7 +3,7 @@
 use crate::batch::Batch;
 use crate::conversion::Conversion;
 use crate::planted::{self, is_planted};
-use crate::{Access, Adapter, CopiedBy, Failed, Lent, Options, Ordering, Plan, Reason, Result, Stream};
+use crate::{Access, Adapter, CopiedBy, Export, Failed, Options, Ordering, Plan, Reason, Result, Stream};
 use std::sync::Arc;
 
 /// What a transfer did.
@@ -107,16 +107,20 @@ pub fn transfer_all<F, T>(
 }
 
 /// Does what was planned for an exported tensor.
-fn finish<F, T>(conversion: &Conversion<'_, F, T>, (lent, plan): (Lent, Plan), tensor: &F) -> Result<(T, Transfer)> {
+fn finish<F, T>(
+    conversion: &Conversion<'_, F, T>,
+    (exported, plan): (Export, Plan),
+    tensor: &F,
+) -> Result<(T, Transfer)> {
     if plan == Plan::ZeroCopy {
-        let shares_immutable = lent.buffer().access() == Access::Immutable && !conversion.options.read_only;
-        let (result, ordered) = conversion.import(lent, false)?;
+        let shares_immutable = exported.buffer().access() == Access::Immutable && !conversion.options.read_only;
+        let (result, ordered) = conversion.import(exported, false)?;
         return Ok((result, Transfer { plan, bytes_copied: 0, copied_by: None, ordered, shares_immutable }));
     }
-    let bytes_copied = lent.layout().nbytes();
+    let bytes_copied = exported.layout().nbytes();
     let (result, ordered, by) = match plan {
-        Plan::Copy(Reason::Moved) => conversion.move_away(lent)?,
-        _ => conversion.copy(lent, tensor)?,
+        Plan::Copy(Reason::Moved) => conversion.move_away(exported)?,
+        _ => conversion.copy(exported, tensor)?,
     };
     Ok((result, Transfer { plan, bytes_copied, copied_by: Some(by), ordered, shares_immutable: false }))
 }

@@ -1,7 +1,7 @@
 //! A transfer between two adapters in Rust takes one allocation: the exported tensor.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceBuffer, DeviceKind, Layout, Lent, Memory, Offer,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceBuffer, DeviceKind, Export, Layout, Memory, Offer,
     Options, Ordering, Owner, Profile, Result, Reuse, Stream, Strides, Views, transfer,
 };
 use std::alloc::{GlobalAlloc, System};
@@ -77,14 +77,14 @@ unsafe impl Adapter for Relay {
         self.consumer.clone()
     }
 
-    fn export(&self, _: &Option<Owner>) -> Result<Lent> {
+    fn export(&self, _: &Option<Owner>) -> Result<Export> {
         let layout = Layout::new(DType::FLOAT32, &[2, 3, 4, 5], Some(&[60, 1, 12, 3]), 0)?;
         let (stream, reuse) = (self.consumer.stream, Reuse::InStreamOrder);
         let device = if stream.is_some() { Device::cuda(0) } else { Device::CPU };
         let bytes = layout.hull(0x1000, None)?;
         let allocation = Allocation::new(bytes, device, Access::ReadWrite, stream, reuse);
         // SAFETY: no test touches the memory.
-        Lent::at(0x1000, DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
+        Export::at(0x1000, DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
     }
 
     fn import(&self, offer: Offer) -> Result<Option<Owner>> {

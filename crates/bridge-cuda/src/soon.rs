@@ -71,7 +71,7 @@ mod tests {
     use crate::ordering::CudaOrdering;
     use bridge_core::{
         Access, Adapter, Allocation, Consumer, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind,
-        Layout, Lease, Lent, Memory, Offer, Options, Ordering, Profile, Result, Reuse, Stream, Strides, Views,
+        Export, Layout, Lease, Memory, Offer, Options, Ordering, Profile, Result, Reuse, Stream, Strides, Views,
         transfer_all,
     };
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -126,12 +126,12 @@ mod tests {
             self.views.clone()
         }
 
-        fn export(&self, _: &Option<Lease>) -> Result<Lent> {
+        fn export(&self, _: &Option<Lease>) -> Result<Export> {
             let (stream, access) = (Some(self.stream), Access::ReadWrite);
             let allocation = Allocation::new(0..0, GPU, access, stream, self.reuse);
             // SAFETY: there are no bytes.
             let memory = unsafe { Memory::new(allocation, Counted::boxed(&self.drops)) };
-            Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[0], None, 0)?, memory)
+            Export::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[0], None, 0)?, memory)
         }
 
         fn import(&self, offer: Offer) -> Result<Option<Lease>> {

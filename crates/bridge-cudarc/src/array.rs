@@ -9,8 +9,8 @@ use crate::Element;
 use crate::context::{device_of, handle_of, restored};
 use bridge_core::planted::is_planted;
 use bridge_core::{
-    Access, Advice, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory, Order, Owner,
-    Result, Reuse, Stream, repeats,
+    Access, Advice, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, Lease, Memory, Order,
+    Owner, Result, Reuse, Stream, repeats,
 };
 use bridge_cuda::Located;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, sys};
@@ -195,7 +195,7 @@ impl DeviceArray {
         Ok(Self { dtype, layout, ..array })
     }
 
-    pub(crate) fn lend(&self) -> Result<Lent> {
+    pub(crate) fn export(&self) -> Result<Export> {
         let layout = self.layout.clone();
         let allocation = Allocation::new(
             layout.hull(self.data, None)?,
@@ -207,7 +207,7 @@ impl DeviceArray {
         // SAFETY: the owner keeps the memory and the array the stream. Who made the array has vouched for both, or core
         // for the lease. A slice is freed in the order of its stream.
         let memory = unsafe { Memory::new(allocation, (self.owner.clone(), Arc::clone(&self.stream))) };
-        Lent::at(self.data, self.dtype, layout, memory)
+        Export::at(self.data, self.dtype, layout, memory)
     }
 
     /// Returns the element type.

@@ -47,8 +47,8 @@ pub use cudarc as framework;
 pub use element::Element;
 
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Offer, Order, Profile, Result, Stream,
-    Strides, Views,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Keep, Offer, Order, Profile, Result,
+    Stream, Strides, Views,
 };
 use context::{device_of, handle_of};
 use cudarc::driver::{CudaContext, CudaStream};
@@ -174,13 +174,13 @@ unsafe impl Adapter for Cudarc {
     }
 
     /// The stream of the buffer is that of the array, which holds the last work on it.
-    fn export(&self, array: &DeviceArray) -> Result<Lent> {
+    fn export(&self, array: &DeviceArray) -> Result<Export> {
         if handle_of(array.stream()) != handle_of(&self.consumer.stream) {
             let mut others = others();
             others.retain(|_, stream| stream.strong_count() > 0);
             others.insert(handle_of(array.stream()), Arc::downgrade(array.stream()));
         }
-        array.lend()
+        array.export()
     }
 
     fn import(&self, offer: Offer) -> Result<DeviceArray> {

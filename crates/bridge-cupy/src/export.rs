@@ -4,13 +4,13 @@ use crate::native::{Fields, Values};
 use crate::raised;
 use crate::runtime::Runtime;
 use bridge_core::planted::is_planted;
-use bridge_core::{Access, Allocation, DType, Device, Dims, Layout, Lent, Memory, Result, Reuse, Stream};
+use bridge_core::{Access, Allocation, DType, Device, Dims, Export, Layout, Memory, Result, Reuse, Stream};
 use bridge_pyo3::{Borrowed, LeaseOwner, PyOwner, PyTensor, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyTuple};
 
-pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
+pub(crate) fn export(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Export> {
     let py = array.py();
     if !runtime.is_array(array) {
         return Err(not_a_tensor("cupy", array));
@@ -33,7 +33,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     // is kept, is the one that its user's work is in; `reuse` is in stream order only where the allocator was seen to
     // be.
     let memory = unsafe { Memory::new(allocation, owner) };
-    Lent::at(address, dtype, layout, memory)
+    Export::at(address, dtype, layout, memory)
 }
 
 /// Borrows an array.

@@ -12,7 +12,7 @@ mod native;
 mod runtime;
 mod streams;
 
-use bridge_core::{Adapter, Consumer, DType, Device, Error, Lent, Offer, Order, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Error, Export, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor, framework_error};
 use pyo3::{PyErr, Python};
 use runtime::Runtime;
@@ -50,8 +50,8 @@ unsafe impl<'py> Adapter for CuPy<'py> {
         self.runtime.consumer.clone()
     }
 
-    fn export(&self, array: &PyTensor<'py>) -> Result<Lent> {
-        export::lend(self.runtime, array)
+    fn export(&self, array: &PyTensor<'py>) -> Result<Export> {
+        export::export(self.runtime, array)
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
@@ -80,8 +80,8 @@ impl<'py> PyAdapter<'py> for CuPy<'py> {
         export::borrow(self.runtime, array)
     }
 
-    fn is_still(&self, array: &PyTensor<'py>, lent: &Lent, _: &Mark) -> bool {
-        self.borrow(array).is_ok_and(|borrowed| borrowed.is(lent))
+    fn is_still(&self, array: &PyTensor<'py>, exported: &Export, _: &Mark) -> bool {
+        self.borrow(array).is_ok_and(|borrowed| borrowed.is(exported))
     }
 
     fn storage(&self, _: &PyTensor<'py>) -> Result<Option<usize>> {

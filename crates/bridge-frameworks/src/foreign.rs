@@ -10,7 +10,8 @@ use crate::{Framework, driver, interfaces};
 use bridge_core::dlpack::Origin;
 use bridge_core::dlpack::ffi::DLDevice;
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Offer, Profile, Result, Stream,
+    Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Keep, Offer, Profile, Result,
+    Stream,
 };
 use bridge_pyo3::{
     Borrowed, PyAdapter, PyOwner, PyTensor, apart, exchange_table, framework_error, take_capsule, type_name,
@@ -278,7 +279,7 @@ fn is_scalar(object: &PyTensor<'_>) -> PyResult<bool> {
 }
 
 /// Exports an object by a protocol that it speaks. Its methods are code of the program.
-fn lend(object: &PyTensor<'_>) -> Result<Lent> {
+fn export(object: &PyTensor<'_>) -> Result<Export> {
     let py = object.py();
     let _nested = Nested::enter()?;
     // A class has the attributes of its instances.
@@ -305,7 +306,7 @@ fn lend(object: &PyTensor<'_>) -> Result<Lent> {
         };
         capsule.map_err(|error| not_exported(py, error))?
     } else if let Some(interface) = attribute(intern!(py, "__cuda_array_interface__"))? {
-        return interfaces::lend_cuda(object, &interface);
+        return interfaces::export_cuda(object, &interface);
     } else if let Some(interface) = attribute(intern!(py, "__array_interface__"))? {
         return Framework::NumPy.open(py)?.export(&interfaces::array(object, &interface)?);
     } else {
@@ -313,10 +314,10 @@ fn lend(object: &PyTensor<'_>) -> Result<Lent> {
     };
     // SAFETY: the producer of a capsule and the class that implements `__dlpack__` keep DLPack's contract; what can
     // be checked of it is checked.
-    let lent = unsafe { take_capsule(&capsule, &|said, address| Ok(kept(object, origin(said, address)?))) }?;
-    let lent = corrected(object, lent)?;
+    let exported = unsafe { take_capsule(&capsule, &|said, address| Ok(kept(object, origin(said, address)?))) }?;
+    let exported = corrected(object, exported)?;
     // SAFETY: the framework never writes to such a tensor.
-    Ok(if is_constant { unsafe { lent.restricted(Access::Immutable) } } else { lent })
+    Ok(if is_constant { unsafe { exported.restricted(Access::Immutable) } } else { exported })
 }
 
 // SAFETY: the loan keeps the lease, and the library that takes it uses the memory in the stream that the consumer names,
@@ -332,8 +333,8 @@ unsafe impl<'py> Adapter for Foreign<'py> {
         READER.clone()
     }
 
-    fn export(&self, object: &PyTensor<'py>) -> Result<Lent> {
-        apart(|| lend(object))
+    fn export(&self, object: &PyTensor<'py>) -> Result<Export> {
+        apart(|| export(object))
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
@@ -402,7 +403,7 @@ impl<'py> PyAdapter<'py> for Foreign<'py> {
         if let Ok(loan) = tensor.cast::<Loan>() {
             return loan.get().locate();
         }
-        let lent = self.export(tensor)?;
-        Ok((lent.layout().numel() > 0).then(|| (lent.device(), lent.data())))
+        let exported = self.export(tensor)?;
+        Ok((exported.layout().numel() > 0).then(|| (exported.device(), exported.data())))
     }
 }

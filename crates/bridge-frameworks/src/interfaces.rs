@@ -3,8 +3,8 @@
 
 use crate::driver;
 use crate::origin::origin;
-use bridge_core::dlpack::{describe, lend};
-use bridge_core::{DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Result, Stream};
+use bridge_core::dlpack::{describe, export};
+use bridge_core::{DType, Device, DeviceKind, Dims, Error, ErrorKind, Export, Layout, Result, Stream};
 use bridge_pyo3::{NUMPY_DTYPES, PyOwner, PyTensor, brief, framework_error, type_name};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyMemoryView, PyTuple};
@@ -194,7 +194,7 @@ fn is_broadcast(object: &PyTensor<'_>, shape: &[i64]) -> bool {
 ///
 /// [`ErrorKind::Protocol`] for an interface that breaks its rules and for memory that the driver does not know,
 /// [`ErrorKind::Dtype`], [`ErrorKind::Layout`], [`ErrorKind::NotATensor`] for a mask, and those of the driver.
-pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Result<Lent> {
+pub(crate) fn export_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Result<Export> {
     let Described { dtype, layout, address, read_only, stream } = Described::by(object, dict(interface)?)?;
     let located = if address == 0 { None } else { driver::locate(address)? };
     let device = match located {
@@ -209,5 +209,5 @@ pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Resu
     }
     // SAFETY: the object keeps the promises of its interface, as the producer of a capsule does; `origin` asks the
     // driver for the rest. The object keeps the memory alive.
-    unsafe { lend(describe(dtype, &layout, device, address, read_only, Arc::new(PyOwner::new(object))), origin) }
+    unsafe { export(describe(dtype, &layout, device, address, read_only, Arc::new(PyOwner::new(object))), origin) }
 }

@@ -1,6 +1,6 @@
 //! The end of a borrow from a producer whose allocator is unknown.
 
-use bridge_core::{Allocation, Device, DeviceBuffer, Lent, Memory, Ordering, Result, Stream};
+use bridge_core::{Allocation, Device, DeviceBuffer, Export, Memory, Ordering, Result, Stream};
 use std::sync::Arc;
 
 /// Memory that is returned to its producer only when the device has done the work that its stream holds at the drop.
@@ -30,18 +30,19 @@ impl Drop for Late {
 /// # Errors
 ///
 /// None: the view has been inside its memory before.
-pub(crate) fn returned_late(lent: Lent, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
-    let (data, dtype, layout, buffer) = (lent.data(), lent.dtype(), lent.layout().clone(), lent.buffer());
-    let Some(stream) = buffer.stream() else { return Ok(lent) };
+pub(crate) fn returned_late(exported: Export, ordering: &Arc<dyn Ordering>) -> Result<Export> {
+    let (data, dtype, layout, buffer) =
+        (exported.data(), exported.dtype(), exported.layout().clone(), exported.buffer());
+    let Some(stream) = buffer.stream() else { return Ok(exported) };
     let (device, start) = (buffer.device(), buffer.address());
     let bytes = start..start + buffer.len();
     let allocation = Allocation::new(bytes, device, buffer.access(), Some(stream), buffer.reuse());
     // SAFETY: these are the properties of the buffer inside, whose producer has made the promises.
-    let memory: Box<dyn DeviceBuffer> = Box::new(unsafe { Memory::new(allocation.clone(), lent) });
+    let memory: Box<dyn DeviceBuffer> = Box::new(unsafe { Memory::new(allocation.clone(), exported) });
     let stream = stream.on_any_thread();
     let late = Late { device, stream, memory: Some(memory), ordering: Arc::clone(ordering) };
     // SAFETY: the same; the memory lives longer than it must, and `retire` may be called on any thread.
-    Lent::at(data, dtype, layout, unsafe { Memory::new(allocation, late) })
+    Export::at(data, dtype, layout, unsafe { Memory::new(allocation, late) })
 }
 
 #[cfg(test)]
@@ -76,13 +77,13 @@ mod tests {
     }
 
     /// Returns six elements in a buffer of more, and the number of its drops.
-    fn lent(device: Device, stream: Option<Stream>) -> (Lent, Arc<AtomicU32>) {
+    fn exported(device: Device, stream: Option<Stream>) -> (Export, Arc<AtomicU32>) {
         let dropped = Arc::new(AtomicU32::new(0));
         let allocation = Allocation::new(0x1000..0x1100, device, Access::ReadOnly, stream, Reuse::Unknown);
         // SAFETY: nothing reads the memory.
         let memory = unsafe { Memory::new(allocation, Owner(Arc::clone(&dropped))) };
         let layout = Layout::new(DType::FLOAT32, &[2, 3], None, 0).unwrap();
-        (Lent::at(0x1040, DType::FLOAT32, layout, memory).unwrap(), dropped)
+        (Export::at(0x1040, DType::FLOAT32, layout, memory).unwrap(), dropped)
     }
 
     #[test]
@@ -90,8 +91,8 @@ mod tests {
         let retiring = Arc::new(Retiring::default());
         let ordering: Arc<dyn Ordering> = Arc::<Retiring>::clone(&retiring);
         let (device, stream) = (Device::cuda(1), Stream::LEGACY);
-        let (lent, dropped) = lent(device, Some(stream));
-        let late = returned_late(lent, &ordering).unwrap();
+        let (exported, dropped) = exported(device, Some(stream));
+        let late = returned_late(exported, &ordering).unwrap();
         assert_eq!((late.data(), late.layout().shape(), late.device()), (0x1040, &[2, 3][..], device));
         assert_eq!((late.buffer().address(), late.buffer().len()), (0x1000, 0x100));
         assert_eq!((late.buffer().access(), late.buffer().stream()), (Access::ReadOnly, Some(stream)));
@@ -107,8 +108,8 @@ mod tests {
     #[test]
     fn host_memory_is_returned_at_once() {
         let retiring: Arc<dyn Ordering> = Arc::new(Retiring::default());
-        let (lent, dropped) = lent(Device::CPU, None);
-        drop(returned_late(lent, &retiring).unwrap());
+        let (exported, dropped) = exported(Device::CPU, None);
+        drop(returned_late(exported, &retiring).unwrap());
         assert_eq!(dropped.load(Relaxed), 1);
     }
 }

@@ -3,7 +3,7 @@
 use crate::borrower::{Borrower, Named};
 use crate::loan::{Loan, Terms};
 use bridge_core::{
-    Adapter, Consumer, DType, DeviceKind, Error, ErrorKind, Lent, Offer, Options, Ordering, Profile, Result,
+    Adapter, Consumer, DType, DeviceKind, Error, ErrorKind, Export, Offer, Options, Ordering, Profile, Result,
 };
 use bridge_pyo3::{PyTensor, exception};
 use pyo3::prelude::*;
@@ -58,7 +58,7 @@ unsafe impl<'py> Adapter for Lending<'py> {
         self.consumer.clone()
     }
 
-    fn export(&self, _: &PyTensor<'py>) -> Result<Lent> {
+    fn export(&self, _: &PyTensor<'py>) -> Result<Export> {
         Err(Error::new(ErrorKind::Argument, "a loan is exported by its own protocol: pass it to a conversion"))
     }
 

@@ -2,7 +2,7 @@
 //! version 1.0, and PyTorch and JAX export elements of less than a byte as bytes.
 
 use crate::strangers::is_of;
-use bridge_core::{DType, Error, ErrorKind, Lent, Result};
+use bridge_core::{DType, Error, ErrorKind, Export, Result};
 use bridge_pyo3::{PyTensor, framework_error, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -15,19 +15,19 @@ const MISTAKEN: [DType; 3] = [DType::BOOL, DType::INT8, DType::UINT8];
 /// # Errors
 ///
 /// [`ErrorKind::Dtype`] for elements of less than a byte.
-pub(crate) fn corrected(object: &PyTensor<'_>, lent: Lent) -> Result<Lent> {
-    if !MISTAKEN.contains(&lent.dtype()) {
-        return Ok(lent);
+pub(crate) fn corrected(object: &PyTensor<'_>, exported: Export) -> Result<Export> {
+    if !MISTAKEN.contains(&exported.dtype()) {
+        return Ok(exported);
     }
     let stated = stated(object).map_err(|error| framework_error(object.py(), "the producer", error))?;
     match stated.as_deref() {
-        Some("bool" | "bool_") => lent.relabelled(DType::BOOL),
+        Some("bool" | "bool_") => exported.relabelled(DType::BOOL),
         Some(name) if is_narrow(name) => {
             let text =
                 format!("dtype {name} has no counterpart in other frameworks: unpack it, or view its bytes as uint8");
             Err(Error::new(ErrorKind::Dtype, text))
         }
-        _ => Ok(lent),
+        _ => Ok(exported),
     }
 }
 

@@ -64,7 +64,7 @@ macro_rules! frameworks {
         mod adapters {
             use super::Framework;
             use crate::Foreign;
-            use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, Profile, Result};
+            use bridge_core::{Adapter, Consumer, DType, Device, Failed, Export, Offer, Order, Profile, Result};
             use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
             use pyo3::Python;
             use std::ops::Deref;
@@ -105,7 +105,7 @@ macro_rules! frameworks {
                     (**self).consumer()
                 }
 
-                fn export(&self, tensor: &Self::Tensor) -> Result<Lent> {
+                fn export(&self, tensor: &Self::Tensor) -> Result<Export> {
                     (**self).export(tensor)
                 }
 
@@ -145,12 +145,12 @@ macro_rules! frameworks {
                     (**self).locate(tensor)
                 }
 
-                fn mark(&self, tensor: &PyTensor<'py>, lent: &Lent) -> Mark {
-                    (**self).mark(tensor, lent)
+                fn mark(&self, tensor: &PyTensor<'py>, exported: &Export) -> Mark {
+                    (**self).mark(tensor, exported)
                 }
 
-                fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent, mark: &Mark) -> bool {
-                    (**self).is_still(tensor, lent, mark)
+                fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, mark: &Mark) -> bool {
+                    (**self).is_still(tensor, exported, mark)
                 }
 
                 fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {

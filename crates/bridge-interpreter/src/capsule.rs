@@ -2,8 +2,8 @@
 
 use crate::gate::{Functions, Object, functions};
 use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
-use bridge_core::dlpack::{Managed, Origin, adopt, lend};
-use bridge_core::{Device, Error, ErrorKind, Lent, Result};
+use bridge_core::dlpack::{Managed, Origin, adopt, export};
+use bridge_core::{Device, Error, ErrorKind, Export, Result};
 use std::ffi::{CStr, c_void};
 use std::panic::catch_unwind;
 
@@ -35,21 +35,21 @@ impl AnyManaged {
         }
     }
 
-    /// Exports the tensor, as [`lend`] does. On an error its deleter has been called.
+    /// Exports the tensor, as [`export`] does. On an error its deleter has been called.
     ///
     /// # Errors
     ///
-    /// Those of [`adopt`] and [`lend`].
+    /// Those of [`adopt`] and [`export`].
     ///
     /// # Safety
     ///
-    /// As for [`adopt`] and [`lend`].
-    pub unsafe fn lend(self, origin: impl FnOnce(Device, usize) -> Result<Origin>) -> Result<Lent> {
+    /// As for [`adopt`] and [`export`].
+    pub unsafe fn export(self, origin: impl FnOnce(Device, usize) -> Result<Origin>) -> Result<Export> {
         // SAFETY: the caller's obligations are the same.
         unsafe {
             match self {
-                Self::Legacy(managed) => lend(adopt(managed)?, origin),
-                Self::Versioned(managed) => lend(adopt(managed)?, origin),
+                Self::Legacy(managed) => export(adopt(managed)?, origin),
+                Self::Versioned(managed) => export(adopt(managed)?, origin),
             }
         }
     }

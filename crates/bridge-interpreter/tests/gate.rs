@@ -136,11 +136,11 @@ fn owners_capsules_and_exceptions() {
         assert_eq!(dropped(), [8, 5]);
 
         let object = new_capsule(managed(Owner::default())).unwrap();
-        let lent = take_capsule(object).unwrap().lend(origin).unwrap();
+        let exported = take_capsule(object).unwrap().export(origin).unwrap();
         assert_eq!(take_capsule(object).unwrap_err().kind(), ErrorKind::Consumed);
         assert_eq!(destroy(object).name(), "used_dltensor_versioned");
         assert_eq!(dropped(), [8, 5]);
-        drop(lent);
+        drop(exported);
         assert_eq!(dropped(), [9, 5]);
         assert_eq!(take_capsule(other.object()).unwrap_err().kind(), ErrorKind::NotATensor);
     }

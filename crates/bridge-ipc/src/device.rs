@@ -24,7 +24,7 @@ use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Re
 use bridge_cuda::{Opened, Outlet, Way, ordering, sharing};
 pub(crate) use closer::later;
 use orders::lane;
-pub(crate) use orders::{Orders, Role, lend_after, stream};
+pub(crate) use orders::{Orders, Role, export_after, stream};
 use rustix::fd::OwnedFd;
 use slot::{OPENED, Slot, close_later};
 use std::any::Any;
@@ -51,7 +51,7 @@ fn device_of(uuid: &Uuid) -> Result<Device> {
 
 /// Memory of a device that leaves the process.
 #[derive(Debug, Clone)]
-pub(crate) struct Lending {
+pub(crate) struct Shared {
     pub(crate) segment: Segment,
     pub(crate) files: Vec<Arc<OwnedFd>>,
     /// Its addresses here.
@@ -117,11 +117,11 @@ fn name_of(segment: &Segment) -> Result<Name> {
 }
 
 /// Returns how the memory of a tensor, at the addresses `hull`, leaves the process; `None` where it does not.
-pub(crate) fn lending(device: Device, hull: &Range<usize>) -> Result<Option<Lending>> {
+pub(crate) fn shared(device: Device, hull: &Range<usize>) -> Result<Option<Shared>> {
     if !in_streams(device) || hull.is_empty() {
         return Ok(None);
     }
-    let (driver, uuid) = (sharing()?, lane(device, Role::Lends)?.uuid);
+    let (driver, uuid) = (sharing()?, lane(device, Role::Exporter)?.uuid);
     let Some(Outlet { way, range, numbers }) = driver.outlet(device, hull)? else { return Ok(None) };
     let (nbytes, writing, mut files) = (range.len(), Writing::Shared, Vec::new());
     // Without numbers each share has its own name.
@@ -143,7 +143,7 @@ pub(crate) fn lending(device: Device, hull: &Range<usize>) -> Result<Option<Lend
         }
     };
     let named = Named::new(name_of(&segment)?, &range);
-    Ok(Some(Lending { segment, files, range, named }))
+    Ok(Some(Shared { segment, files, range, named }))
 }
 
 /// Memory of another process, mapped into this one. It is unmapped after the work in the stream for what was opened.
@@ -173,7 +173,7 @@ impl DeviceMapping {
 impl Drop for DeviceMapping {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else { return };
-        let Ok(lane) = lane(self.device, Role::Opens) else { return };
+        let Ok(lane) = lane(self.device, Role::Importer) else { return };
         if slot.is_ordered() {
             if slot.leave() {
                 slot.end(close);
@@ -206,7 +206,7 @@ impl Expected {
 impl Drop for Expected {
     fn drop(&mut self) {
         // A fork has no lane: the slot, and the thread that closes, are its parent's.
-        if lane(self.0, Role::Opens).is_ok() && self.1.expect(false) {
+        if lane(self.0, Role::Importer).is_ok() && self.1.expect(false) {
             close_later(Arc::clone(&self.1));
         }
     }
@@ -295,7 +295,7 @@ fn called(segment: &Segment, name: &Name) -> Vec<u8> {
 
 /// Closes memory of a device that a [`Slot`] or [`DeviceMemory`] gives out.
 fn close(device: Device, opened: Opened) {
-    let (Ok(driver), Ok(lane)) = (sharing(), lane(device, Role::Opens)) else { return };
+    let (Ok(driver), Ok(lane)) = (sharing(), lane(device, Role::Importer)) else { return };
     // SAFETY: a slot gives out what it opened once, and only when it has no use. `DeviceMapping::drop` ends a use when
     // the work on the memory has run, or for memory of a pool when it is in this stream; `DeviceMemory::drop` likewise.
     unsafe { driver.close(device, opened, lane.stream) };
@@ -372,7 +372,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let Ok(lane) = lane(self.device, Role::Lends) else { return };
+        let Ok(lane) = lane(self.device, Role::Exporter) else { return };
         let then = self.mapped.take().map_or(Then::Free(self.address), |mapped| Then::Unmap(Some(mapped)));
         retire(self.device, lane.stream, then);
     }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    Lends,
-    Opens,
+    Exporter,
+    Importer,
 }
 
 fn missing<T>() -> Result<T> {
@@ -59,7 +59,7 @@ impl Orders {
     }
 }
 
-pub(crate) fn lend_after(_: Device, _: Stream) -> Result<()> {
+pub(crate) fn export_after(_: Device, _: Stream) -> Result<()> {
     missing()
 }
 
@@ -71,14 +71,14 @@ pub(crate) fn drop_after(_: &[(Device, Stream)], what: Arc<dyn Any + Send + Sync
     drop(what);
 }
 
-pub(crate) struct Lending {
+pub(crate) struct Shared {
     pub(crate) segment: Segment,
     pub(crate) files: Vec<Arc<OwnedFd>>,
     pub(crate) range: Range<usize>,
     pub(crate) named: Arc<()>,
 }
 
-pub(crate) fn lending(_: Device, _: &Range<usize>) -> Result<Option<Lending>> {
+pub(crate) fn shared(_: Device, _: &Range<usize>) -> Result<Option<Shared>> {
     Ok(None)
 }
 

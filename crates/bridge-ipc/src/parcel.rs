@@ -1,6 +1,6 @@
 //! Parcels: the tensors of one ticket.
 
-use crate::device::{self, Lending};
+use crate::device::{self, Shared};
 use crate::exporter::{Exporter, Kept};
 use crate::importer::{self, Import, Leases, Open};
 use crate::line::{SLICE, goes_on};
@@ -10,8 +10,8 @@ use crate::tensor::{Arena, Ipc, IpcTensor};
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, MAX_FILES, Segment};
 use bridge_core::{
-    Adapter, Device, Error, ErrorKind, Failed, Lent, Options, Ordering, Plan, Result, Stream, Transfer, plan, transfer,
-    transfer_all,
+    Adapter, Device, Error, ErrorKind, Export, Failed, Options, Ordering, Plan, Result, Stream, Transfer, plan,
+    transfer, transfer_all,
 };
 use rustix::fd::OwnedFd;
 use serde::Serialize;
@@ -78,18 +78,18 @@ pub enum Road {
 ///
 /// Those of [`Adapter::export`] and [`check`](crate::check), and the driver's.
 pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, writing: Option<Writing>) -> Result<Road> {
-    let lent = from.export(tensor)?;
-    importer::check(&lent)?;
-    let in_place = plan(&lent, Ipc::passing().profile(), &Options::default())? == Plan::ZeroCopy;
+    let exported = from.export(tensor)?;
+    importer::check(&exported)?;
+    let in_place = plan(&exported, Ipc::passing().profile(), &Options::default())? == Plan::ZeroCopy;
     Ok(match in_place {
         false => Road::Copy,
-        true if importer::containing(&lent)
+        true if importer::containing(&exported)
             .is_some_and(|(import, number)| is_passed(import.segment(number), writing)) =>
         {
             Road::Passed
         }
-        true => match device::lending(lent.device(), &lent.layout().hull(lent.data(), None)?)?
-            .map(|lending| lending.segment)
+        true => match device::shared(exported.device(), &exported.layout().hull(exported.data(), None)?)?
+            .map(|shared| shared.segment)
         {
             Some(Segment::Handle { .. }) => Road::Handle,
             Some(Segment::Files { .. }) => Road::Files,
@@ -120,13 +120,13 @@ enum Part {
     /// Fresh memory of the host.
     Fresh(Arc<Arena>),
     /// Fresh memory of a device.
-    Filled(Lending, Arc<Arena>),
+    Filled(Shared, Arc<Arena>),
     /// Memory of this process that a keeper can take over, and that is to be shared in place.
     Given(Arc<Arena>),
     /// One of another process, by its lease and its number in that process.
     Foreign(Arc<Import>, usize),
     /// Memory of a device.
-    Lending(Lending),
+    Shared(Shared),
 }
 
 /// The memory that a tensor is shared from.
@@ -268,22 +268,22 @@ impl Parcel {
         (ipc, leases): (&Ipc, &mut Option<Leases>),
         options: &Options,
     ) -> Result<Place> {
-        let lent = from.export(tensor)?.permuted(options.permute.as_ref())?;
-        leases.as_mut().map_or(Ok(()), |leases| leases.check(&lent))?;
+        let exported = from.export(tensor)?.permuted(options.permute.as_ref())?;
+        leases.as_mut().map_or(Ok(()), |leases| leases.check(&exported))?;
         if self.about.is_empty() {
-            let (dtype, shape, device) = (lent.dtype(), lent.layout().shape(), lent.device());
+            let (dtype, shape, device) = (exported.dtype(), exported.layout().shape(), exported.device());
             self.about = format!("{} {dtype} {shape:?} on {device}", from.profile().name);
         }
-        let in_place = plan(&lent, ipc.profile(), options).is_ok_and(|plan| plan == Plan::ZeroCopy);
+        let in_place = plan(&exported, ipc.profile(), options).is_ok_and(|plan| plan == Plan::ZeroCopy);
         let there = match in_place {
-            true => match self.foreign(&lent) {
+            true => match self.foreign(&exported) {
                 Some(found) => Some(found),
-                None if self.outlives => self.given(&lent)?,
-                None => self.lendable(&lent, &lent.layout().hull(lent.data(), None)?)?,
+                None if self.outlives => self.given(&exported)?,
+                None => self.lendable(&exported, &exported.layout().hull(exported.data(), None)?)?,
             },
             false => None,
         };
-        let (device, nbytes) = (options.device.unwrap_or(lent.device()), lent.layout().nbytes());
+        let (device, nbytes) = (options.device.unwrap_or(exported.device()), exported.layout().nbytes());
         let device = if device::in_streams(device) { device } else { Device::CPU };
         Ok(there.map_or(Place::Copy(device, nbytes), |(segment, start)| Place::There(segment, start)))
     }
@@ -307,32 +307,33 @@ impl Parcel {
 
     /// Returns the segment of device memory that the tensor lies in, at the addresses `hull`, and where it begins, if
     /// it can be shared in place.
-    fn lendable(&mut self, lent: &Lent, hull: &Range<usize>) -> Result<Option<(usize, usize)>> {
+    fn lendable(&mut self, exported: &Export, hull: &Range<usize>) -> Result<Option<(usize, usize)>> {
         // The stream of the owner now: what it writes later is waited for when the ticket is opened.
-        let stream = lent.buffer().stream().map(Stream::on_any_thread);
+        let stream = exported.buffer().stream().map(Stream::on_any_thread);
         let around = |(at, part): (usize, &Part)| match part {
-            Part::Lending(known) if known.range.start <= hull.start && hull.end <= known.range.end => {
+            Part::Shared(known) if known.range.start <= hull.start && hull.end <= known.range.end => {
                 Some((at, known.range.start))
             }
             _ => None,
         };
         if let Some(found) = self.segments.iter().enumerate().find_map(around).filter(|_| !hull.is_empty()) {
-            self.waits_for(lent.device(), stream);
+            self.waits_for(exported.device(), stream);
             return Ok(Some(found));
         }
-        let Some(lending) = device::lending(lent.device(), hull)? else { return Ok(None) };
+        let Some(shared) = device::shared(exported.device(), hull)? else { return Ok(None) };
         self.check_writing()?;
-        self.waits_for(lent.device(), stream);
-        let start = lending.range.start;
-        self.owners.push(Box::new(Arc::clone(&lending.named)));
-        self.segments.push(Part::Lending(lending));
+        self.waits_for(exported.device(), stream);
+        let start = shared.range.start;
+        self.owners.push(Box::new(Arc::clone(&shared.named)));
+        self.segments.push(Part::Shared(shared));
         Ok(Some((self.segments.len() - 1, start)))
     }
 
     /// Returns the segment of another process that the tensor lies in, and where it begins, if it can be taken in
     /// place.
-    fn foreign(&mut self, lent: &Lent) -> Option<(usize, usize)> {
-        let (import, number) = importer::containing(lent).filter(|(import, _)| import.is_kept() || !self.outlives)?;
+    fn foreign(&mut self, exported: &Export) -> Option<(usize, usize)> {
+        let (import, number) =
+            importer::containing(exported).filter(|(import, _)| import.is_kept() || !self.outlives)?;
         let open = import.segment(number);
         if !is_passed(open, self.writing) {
             return None;
@@ -347,8 +348,8 @@ impl Parcel {
     }
 
     /// Returns the segment that a keeper can take over in place and that the tensor lies in, and where it begins.
-    fn given(&mut self, lent: &Lent) -> Result<Option<(usize, usize)>> {
-        let Some(arena) = rooms::given(lent, self.asked_of(lent.device())) else { return Ok(None) };
+    fn given(&mut self, exported: &Export) -> Result<Option<(usize, usize)>> {
+        let Some(arena) = rooms::given(exported, self.asked_of(exported.device())) else { return Ok(None) };
         let start = arena.bytes().start;
         let same = |part: &Part| matches!(part, Part::Given(known) if Arc::ptr_eq(known, &arena));
         if let Some(at) = self.segments.iter().position(same) {
@@ -366,7 +367,7 @@ impl Parcel {
     fn room(&mut self, device: Device, nbytes: usize) -> Result<(usize, usize, Arc<Arena>)> {
         let mut fresh = self.segments.iter().enumerate().filter_map(|(at, part)| match part {
             Part::Fresh(arena) if arena.device() == device => Some((at, arena.bytes().start, arena)),
-            Part::Filled(lending, arena) if arena.device() == device => Some((at, lending.range.start, arena)),
+            Part::Filled(shared, arena) if arena.device() == device => Some((at, shared.range.start, arena)),
             _ => None,
         });
         if let Some((at, start, arena)) = fresh.next_back().filter(|(_, _, arena)| arena.has(nbytes)) {
@@ -384,10 +385,10 @@ impl Parcel {
         let arena = Arc::new(Arena::new(device, room, self.outlives)?);
         let (part, start) = match in_streams {
             true => {
-                let lending = lending_of(&arena)?;
-                self.owners.push(Box::new(Arc::clone(&lending.named)));
-                let start = lending.range.start;
-                (Part::Filled(lending, Arc::clone(&arena)), start)
+                let shared = shared_arena(&arena)?;
+                self.owners.push(Box::new(Arc::clone(&shared.named)));
+                let start = shared.range.start;
+                (Part::Filled(shared, Arc::clone(&arena)), start)
             }
             false => {
                 self.bytes = self.bytes.saturating_add(room);
@@ -473,8 +474,8 @@ pub(crate) fn described(tensor: &IpcTensor, segment: usize, start: usize) -> Des
 }
 
 /// Returns how fresh memory of a device leaves the process.
-pub(crate) fn lending_of(arena: &Arena) -> Result<Lending> {
-    device::lending(arena.device(), &arena.bytes())?.ok_or_else(|| {
+pub(crate) fn shared_arena(arena: &Arena) -> Result<Shared> {
+    device::shared(arena.device(), &arena.bytes())?.ok_or_else(|| {
         let text = "the driver cannot share this memory with other processes: share a copy on the host";
         Error::new(ErrorKind::Driver, text)
     })
@@ -489,7 +490,7 @@ fn finished(part: Part, writing: Option<Writing>) -> Result<(Segment, Vec<Arc<Ow
             let as_asked = writing.unwrap_or(segment.writing());
             Ok((segment.with_writing(as_asked), open.files.clone()))
         }
-        Part::Lending(Lending { segment, files, .. }) | Part::Filled(Lending { segment, files, .. }, _) => {
+        Part::Shared(Shared { segment, files, .. }) | Part::Filled(Shared { segment, files, .. }, _) => {
             Ok((segment.with_writing(writing.unwrap_or(Writing::Shared)), files))
         }
         Part::Given(arena) => match arena.another_file()? {
@@ -497,7 +498,7 @@ fn finished(part: Part, writing: Option<Writing>) -> Result<(Segment, Vec<Arc<Ow
                 let segment = Segment::File { nbytes: arena.bytes().len(), writing: Writing::Private };
                 Ok((segment, vec![file]))
             }
-            None => finished(Part::Lending(lending_of(&arena)?), writing),
+            None => finished(Part::Shared(shared_arena(&arena)?), writing),
         },
         Part::Fresh(arena) => {
             let (nbytes, writing) = (arena.bytes().len(), writing.unwrap_or_default());

@@ -5,7 +5,7 @@ use crate::exporter::{Exporter, Kept};
 use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
 use crate::names::{Client, LISTED, checked};
-use crate::parcel::{described, lending_of};
+use crate::parcel::{described, shared_arena};
 use crate::rooms::{Spec, rooms};
 use crate::sync::{self, Condvar, Mutex, MutexGuard, locked, now, thread};
 use crate::tensor::{Arena, IpcTensor};
@@ -301,10 +301,10 @@ impl Slot {
                 (Segment::File { nbytes, writing: Writing::Private }, arena.bytes().start)
             }
             None => {
-                let lending = lending_of(arena)?;
-                self.files.extend(lending.files);
-                self.owners.push(Box::new(lending.named));
-                (lending.segment, lending.range.start)
+                let shared = shared_arena(arena)?;
+                self.files.extend(shared.files);
+                self.owners.push(Box::new(shared.named));
+                (shared.segment, shared.range.start)
             }
         };
         self.content.segments.push(segment);
@@ -313,7 +313,7 @@ impl Slot {
 
     /// Returns the streams in which the slot is written.
     fn streams(&self) -> Result<Vec<(Device, Stream)>> {
-        self.devices.iter().map(|device| Ok((*device, device::stream(*device, Role::Lends)?))).collect()
+        self.devices.iter().map(|device| Ok((*device, device::stream(*device, Role::Exporter)?))).collect()
     }
 }
 

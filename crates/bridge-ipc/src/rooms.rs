@@ -4,7 +4,7 @@ use crate::device;
 use crate::memory::{self, Writing};
 use crate::own::Own;
 use crate::tensor::{Arena, Ipc, IpcTensor};
-use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Layout, Lent, Order, Result, Stream};
+use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Export, Layout, Order, Result, Stream};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -115,7 +115,7 @@ pub fn allocate(device: Device, nbytes: usize) -> Result<usize> {
 pub unsafe fn free(address: usize, device: Device, stream: Stream) {
     let Some(arena) = POOL.lock().remove(&address) else { return };
     // Without the order it is never freed here.
-    match device::lend_after(device, stream) {
+    match device::export_after(device, stream) {
         Ok(()) => drop(arena),
         Err(_) => std::mem::forget(arena),
     }
@@ -127,8 +127,8 @@ pub(crate) fn is_reused(arena: &Arena) -> bool {
 }
 
 /// Returns the memory of [`empty`] or [`allocate`] that a tensor lies in, if other processes can have it as `asked`.
-pub(crate) fn given(lent: &Lent, asked: Writing) -> Option<Arc<Arena>> {
-    let hull = lent.layout().hull(lent.data(), None).ok().filter(|hull| !hull.is_empty())?;
+pub(crate) fn given(exported: &Export, asked: Writing) -> Option<Arc<Arena>> {
+    let hull = exported.layout().hull(exported.data(), None).ok().filter(|hull| !hull.is_empty())?;
     let arena = if GIVEN.is_untouched() { None } else { GIVEN.lock().range(..=hull.start).next_back()?.1.upgrade() }?;
     let is_as_asked = arena.file().is_none() || asked == Writing::Private;
     (hull.end <= arena.bytes().end && is_as_asked).then_some(arena)

@@ -3,8 +3,8 @@
 use crate::device::{self, DeviceMemory, Expected, Role};
 use crate::memory::{self, Mapping};
 use bridge_core::{
-    Access, Adapter, Allocation, COPY_ALIGNMENT, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease,
-    Lent, Memory, Offer, Order, Profile, Result, Reuse, Stream, Strides, Views,
+    Access, Adapter, Allocation, COPY_ALIGNMENT, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout,
+    Lease, Memory, Offer, Order, Profile, Result, Reuse, Stream, Strides, Views,
 };
 use rustix::fd::OwnedFd;
 use std::ops::Range;
@@ -106,7 +106,7 @@ impl Keeps for Lease {}
 #[derive(Clone)]
 pub struct Ipc {
     profile: Arc<Profile>,
-    consumer: Arc<Lends>,
+    consumer: Arc<InStream>,
     /// The memory for copies.
     room: Option<Arc<Arena>>,
     /// Whether tensors were opened just now, and need not be checked.
@@ -117,14 +117,14 @@ bridge_core::debug_fields!(impl[] Ipc);
 
 /// The consumer: other processes read what it holds, in their order.
 #[derive(Default)]
-struct Lends {
+struct InStream {
     views: Views,
 }
 
 // SAFETY: copies of opened tensors are made in the stream that this names, which lives as long as the process.
-unsafe impl Consumer for Lends {
+unsafe impl Consumer for InStream {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
-        if device::in_streams(device) { device::stream(device, Role::Lends).map(Some) } else { Ok(None) }
+        if device::in_streams(device) { device::stream(device, Role::Exporter).map(Some) } else { Ok(None) }
     }
 
     fn views(&self) -> &Views {
@@ -192,7 +192,7 @@ unsafe impl Adapter for Ipc {
         self.consumer.clone()
     }
 
-    fn export(&self, tensor: &IpcTensor) -> Result<Lent> {
+    fn export(&self, tensor: &IpcTensor) -> Result<Export> {
         if !self.just_opened {
             tensor.check()?;
         }
@@ -203,7 +203,7 @@ unsafe impl Adapter for Ipc {
         // its stream, which waits for the writers of other processes. `open` or `empty` has checked that the layout
         // stays inside.
         let memory = unsafe { Memory::new(allocation, Arc::clone(&tensor.owner)) };
-        Lent::at(tensor.data, tensor.dtype, tensor.layout.clone(), memory)
+        Export::at(tensor.data, tensor.dtype, tensor.layout.clone(), memory)
     }
 
     fn import(&self, offer: Offer) -> Result<IpcTensor> {

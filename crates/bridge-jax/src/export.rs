@@ -4,12 +4,12 @@ use crate::driver::{locate, on};
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::Origin;
 use bridge_core::planted::is_planted;
-use bridge_core::{Access, DType, Device, DeviceKind, Error, ErrorKind, Lent, Result, Reuse, Stream};
+use bridge_core::{Access, DType, Device, DeviceKind, Error, ErrorKind, Export, Result, Reuse, Stream};
 use bridge_pyo3::{PyTensor, call, drop_guarded, is_instance, not_a_tensor, take_capsule};
 use pyo3::intern;
 use pyo3::prelude::*;
 
-pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
+pub(crate) fn export(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Export> {
     let py = array.py();
     if !runtime.is_concrete(array) {
         return Err(without_memory(runtime, array));
@@ -28,11 +28,11 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let capsule = on(kind, export).map_err(|error| refused(array, error))?;
     // SAFETY: jaxlib keeps DLPack's promises, and has made the legacy default stream wait for an array on a device; how
     // its allocator reuses memory is not known.
-    let lent = unsafe { take_capsule(&capsule, &origin) }?;
-    refuse_bits(array, &lent)?;
-    let access = runtime.protected.access(lent.data(), Access::Immutable);
+    let exported = unsafe { take_capsule(&capsule, &origin) }?;
+    refuse_bits(array, &exported)?;
+    let access = runtime.protected.access(exported.data(), Access::Immutable);
     // SAFETY: JAX never writes to an array.
-    Ok(unsafe { lent.restricted(access) })
+    Ok(unsafe { exported.restricted(access) })
 }
 
 /// Returns whether an array is on the host, and not on a CUDA device.
@@ -134,10 +134,10 @@ fn is_of_this_process(array: &PyTensor<'_>) -> PyResult<bool> {
 }
 
 /// Refuses elements of one bit, which jaxlib exports as bool.
-fn refuse_bits(array: &PyTensor<'_>, lent: &Lent) -> Result<()> {
+fn refuse_bits(array: &PyTensor<'_>, exported: &Export) -> Result<()> {
     let py = array.py();
     let kind = || array.getattr(intern!(py, "dtype"))?.getattr(intern!(py, "kind"))?.eq(intern!(py, "b"));
-    match lent.dtype() == DType::BOOL && !kind().map_err(|error| raised(py, error))? {
+    match exported.dtype() == DType::BOOL && !kind().map_err(|error| raised(py, error))? {
         true => Err(Error::new(ErrorKind::Dtype, WITHOUT_COUNTERPART)),
         false => Ok(()),
     }

@@ -6,7 +6,7 @@
 
 use crate::runtime::Runtime;
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, Error, ErrorKind, Layout, Lease, Lent, Memory, Offer,
+    Access, Adapter, Allocation, Consumer, DType, Device, Error, ErrorKind, Export, Layout, Lease, Memory, Offer,
     Ordering, Profile, Result, Reuse, Stream, Strides, Views, copy_into,
 };
 use pyo3::Python;
@@ -125,8 +125,8 @@ unsafe impl Adapter for Feeds {
         self.runtime.consumer.clone()
     }
 
-    fn export(&self, feed: &Feed) -> Result<Lent> {
-        feed.tensor.lend()
+    fn export(&self, feed: &Feed) -> Result<Export> {
+        feed.tensor.export()
     }
 
     fn import(&self, offer: Offer<'_>) -> Result<Feed> {
@@ -139,14 +139,14 @@ unsafe impl Adapter for Feeds {
 
 impl Fed {
     /// Exports the tensor, in the stream that was its framework's when it was imported.
-    fn lend(self: &Arc<Self>) -> Result<Lent> {
+    fn export(self: &Arc<Self>) -> Result<Export> {
         let lease = &self.lease;
         let (start, len) = lease.buffer();
         let memory = allocation(start..start + len, lease.device(), lease.access(), lease.stream());
         // SAFETY: these are the promises of the lease, which the owner keeps, and which is dropped with it. The drop
         // returns the memory after everything that its stream holds.
         let memory = unsafe { Memory::new(memory, Arc::clone(self)) };
-        Lent::at(lease.data(), lease.dtype(), lease.layout().clone(), memory)
+        Export::at(lease.data(), lease.dtype(), lease.layout().clone(), memory)
     }
 
     pub(crate) fn device(&self) -> Device {
@@ -200,7 +200,7 @@ impl Fed {
         buffer: &Buffer<'_>,
         copy: impl FnOnce(&Side<'_>, &Side<'_>) -> Result<()>,
     ) -> Result<()> {
-        let (fed, own) = (|| self.lend(), || buffer.lend());
+        let (fed, own) = (|| self.export(), || buffer.export());
         let fed = Side::new(self.lease.stream(), &fed, &*self.overwritten);
         copy(&fed, &Side::new(buffer.stream, &own, &|| Ok(())))
     }
@@ -215,7 +215,7 @@ pub(crate) struct Buffer<'a> {
     /// The stream of the run; `None` on the host.
     pub(crate) stream: Option<Stream>,
     /// XLA lets a handler use its buffers until it returns, and after that in the order of the stream.
-    _lent_by_xla: (),
+    _exported_by_xla: (),
 }
 
 impl<'a> Buffer<'a> {
@@ -232,17 +232,17 @@ impl<'a> Buffer<'a> {
         address: usize,
         stream: Option<Stream>,
     ) -> Self {
-        Self { dtype, shape, device, address, stream, _lent_by_xla: () }
+        Self { dtype, shape, device, address, stream, _exported_by_xla: () }
     }
 
-    fn lend(&self) -> Result<Lent> {
+    fn export(&self) -> Result<Export> {
         let layout = Layout::new(self.dtype, self.shape, None, 0)?;
         let bytes = self.address..self.address + layout.nbytes();
         let memory = allocation(bytes, self.device, Access::ReadWrite, self.stream);
         // SAFETY: by the contract of `new` the bytes are XLA's buffer, which it keeps until the handler has returned and
         // the stream has done what it holds then.
         let memory = unsafe { Memory::new(memory, ()) };
-        Lent::new(self.dtype, layout, memory)
+        Export::new(self.dtype, layout, memory)
     }
 }
 
@@ -253,7 +253,7 @@ fn allocation(bytes: Range<usize>, device: Device, access: Access, stream: Optio
 /// One side of a copy, as an adapter with one tensor.
 struct Side<'a> {
     consumer: Arc<InStream>,
-    lend: &'a dyn Fn() -> Result<Lent>,
+    export: &'a dyn Fn() -> Result<Export>,
     overwritten: &'a dyn Fn() -> Result<()>,
 }
 
@@ -277,10 +277,10 @@ unsafe impl Consumer for InStream {
 impl<'a> Side<'a> {
     fn new(
         stream: Option<Stream>,
-        lend: &'a dyn Fn() -> Result<Lent>,
+        export: &'a dyn Fn() -> Result<Export>,
         overwritten: &'a dyn Fn() -> Result<()>,
     ) -> Self {
-        Self { consumer: Arc::new(InStream { stream, views: Views::default() }), lend, overwritten }
+        Self { consumer: Arc::new(InStream { stream, views: Views::default() }), export, overwritten }
     }
 }
 
@@ -297,8 +297,8 @@ unsafe impl Adapter for Side<'_> {
         self.consumer.clone()
     }
 
-    fn export(&self, (): &()) -> Result<Lent> {
-        (self.lend)()
+    fn export(&self, (): &()) -> Result<Export> {
+        (self.export)()
     }
 
     fn import(&self, _: Offer<'_>) -> Result<()> {

@@ -22,7 +22,7 @@ mod runtime;
 mod streams;
 mod xla;
 
-use bridge_core::{Adapter, Consumer, Lent, Offer, Profile, Result};
+use bridge_core::{Adapter, Consumer, Export, Offer, Profile, Result};
 use bridge_pyo3::{PyAdapter, PyTensor};
 pub use fed::{Feed, Feeds, Overwritten};
 pub use handler::{Target, targets};
@@ -65,8 +65,8 @@ unsafe impl<'py> Adapter for JAX<'py> {
         self.runtime.consumer.clone()
     }
 
-    fn export(&self, array: &PyTensor<'py>) -> Result<Lent> {
-        export::lend(self.runtime, array)
+    fn export(&self, array: &PyTensor<'py>) -> Result<Export> {
+        export::export(self.runtime, array)
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {

@@ -60,7 +60,7 @@ pub use ndarray as framework;
 
 use bridge_core::planted::is_planted;
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Memory, Offer, Order,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Memory, Offer, Order,
     Profile, Result, Strides, Views,
 };
 use std::sync::Arc;
@@ -118,7 +118,7 @@ unsafe impl Adapter for NdArray {
         self.views.clone()
     }
 
-    fn export(&self, array: &HostArray) -> Result<Lent> {
+    fn export(&self, array: &HostArray) -> Result<Export> {
         let layout = array.layout().clone();
         let access = match array.access() {
             Access::Immutable => Access::Immutable,
@@ -132,7 +132,7 @@ unsafe impl Adapter for NdArray {
         if is_planted("ndarray_owner_leaked") {
             std::mem::forget(array.owner());
         }
-        Lent::at(array.data(), array.dtype(), layout, memory)
+        Export::at(array.data(), array.dtype(), layout, memory)
     }
 
     fn import(&self, offer: Offer) -> Result<HostArray> {

@@ -7,7 +7,7 @@ use crate::raised;
 use crate::runtime::Runtime;
 use bridge_core::planted::is_planted;
 use bridge_core::{
-    Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Order, Pending, Result,
+    Access, Allocation, DType, Device, Dims, Error, ErrorKind, Export, Layout, MAX_NDIM, Memory, Order, Pending, Result,
 };
 use bridge_pyo3::{Borrowed, PyOwner, PyTensor, not_a_tensor, without_pending};
 use pyo3::exceptions::PyTypeError;
@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use std::ptr;
 use std::slice;
 
-pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
+pub(crate) fn export(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Export> {
     let View { data, dtype, layout, pending, access } = View::of(runtime, array)?;
     // The hull, because NumPy does not know the allocation: `as_strided` and array interfaces may leave that of the
     // base.
@@ -31,7 +31,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let pending = pending.filter(|_| !is_planted("numpy_packing_dropped"));
     // SAFETY: the array keeps its memory alive, and NumPy vouches for its strides.
     let memory = unsafe { Memory::new(Allocation::host(bytes, access), owner) };
-    Ok(Lent::at(data, dtype, layout, memory)?.with_pending(pending))
+    Ok(Export::at(data, dtype, layout, memory)?.with_pending(pending))
 }
 
 /// Borrows an array.

@@ -2,12 +2,14 @@
 
 use crate::elements::dtype_of;
 use bridge_core::planted::is_planted;
-use bridge_core::{Access, Allocation, Consumer, DType, Device, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
+use bridge_core::{
+    Access, Allocation, Consumer, DType, Device, Error, ErrorKind, Export, Layout, Memory, Result, Reuse,
+};
 use ort::memory::{AllocationDevice, MemoryInfo};
 use ort::value::DynTensor;
 use std::sync::Arc;
 
-pub(crate) fn lend(consumer: &dyn Consumer, tensor: &Arc<DynTensor>) -> Result<Lent> {
+pub(crate) fn export(consumer: &dyn Consumer, tensor: &Arc<DynTensor>) -> Result<Export> {
     let dtype = match dtype_of(*tensor.data_type())? {
         DType::INT32 if is_planted("ort_dtype_mistaken") => DType::UINT32,
         dtype => dtype,
@@ -24,7 +26,7 @@ pub(crate) fn lend(consumer: &dyn Consumer, tensor: &Arc<DynTensor>) -> Result<L
     // SAFETY: the value keeps its memory, which never moves, and may be released on any thread. Its last work is in the
     // compute stream, which outlives it, and no code writes to it meanwhile: the obligations of the constructors of `Ort`.
     let memory = unsafe { Memory::new(allocation, Arc::clone(tensor)) };
-    Lent::at(data, dtype, layout, memory)
+    Export::at(data, dtype, layout, memory)
 }
 
 fn place(info: &MemoryInfo) -> Result<Device> {

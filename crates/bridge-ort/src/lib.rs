@@ -58,7 +58,8 @@ pub use ort as framework;
 pub use runtime::load;
 
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Order, Profile, Result, Stream, Views,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Offer, Order, Profile, Result, Stream,
+    Views,
 };
 use ort::value::DynTensor;
 use std::sync::{Arc, LazyLock};
@@ -178,8 +179,8 @@ unsafe impl Adapter for Ort {
         self.consumer.clone()
     }
 
-    fn export(&self, tensor: &Arc<DynTensor>) -> Result<Lent> {
-        export::lend(&*self.consumer, tensor)
+    fn export(&self, tensor: &Arc<DynTensor>) -> Result<Export> {
+        export::export(&*self.consumer, tensor)
     }
 
     fn import(&self, offer: Offer) -> Result<Arc<DynTensor>> {

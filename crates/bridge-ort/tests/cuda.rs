@@ -198,10 +198,10 @@ fn a_slice_goes_in_and_the_output_comes_out_in_place() {
     assert_eq!(done.ordered, Some((handle(sides.producer.stream()), handle(&sides.compute))));
     assert_eq!((x.memory_info().allocation_device(), x.memory_info().device_id()), (AllocationDevice::CUDA, 0));
     let y = sides.doubled(&x);
-    let lent = sides.ort.export(&y).unwrap();
-    assert_eq!((lent.device(), lent.buffer().stream()), (GPU, Some(handle(&sides.compute))));
-    assert_eq!(lent.buffer().reuse(), Reuse::Unknown);
-    drop(lent);
+    let exported = sides.ort.export(&y).unwrap();
+    assert_eq!((exported.device(), exported.buffer().stream()), (GPU, Some(handle(&sides.compute))));
+    assert_eq!(exported.buffer().reuse(), Reuse::Unknown);
+    drop(exported);
     assert!(all(&sides.read(&sides.out(&y)), 6));
 
     // The binding has not copied either: it reads what the slice holds at the run.

@@ -1,8 +1,8 @@
 //! The order of streams, without a device: addresses that nothing reads, and an ordering that writes down what it is asked.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout, Lease,
-    Lent, Memory, Offer, Options, Ordering, Plan, Profile, Result, Reuse, Stream, Strides, Views, stats, transfer,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Export, Layout,
+    Lease, Memory, Offer, Options, Ordering, Plan, Profile, Result, Reuse, Stream, Strides, Views, stats, transfer,
 };
 use bridge_ort::Ort;
 use std::sync::{Arc, Mutex};
@@ -73,7 +73,7 @@ unsafe impl Adapter for Kernels {
         self.views.clone()
     }
 
-    fn export(&self, _: &Option<Lease>) -> Result<Lent> {
+    fn export(&self, _: &Option<Lease>) -> Result<Export> {
         let layout = Layout::new(DType::FLOAT32, &[2, 3], None, 0)?;
         let allocation = Allocation::new(
             ADDRESS..ADDRESS + layout.nbytes(),
@@ -83,7 +83,7 @@ unsafe impl Adapter for Kernels {
             Reuse::InStreamOrder,
         );
         // SAFETY: nothing reads the memory, which does not exist.
-        Lent::new(DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
+        Export::new(DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
     }
 
     fn import(&self, offer: Offer) -> Result<Option<Lease>> {

@@ -142,8 +142,11 @@ fn pinned_tensors_are_exported_as_host_memory() {
     let Some((ort, _guard)) = runtime() else { return };
     let elements = [1.0f32, 2.0];
     let tensor = tensor_in(AllocationDevice::CUDA_PINNED, &elements);
-    let lent = ort.export(&tensor).unwrap();
-    assert_eq!((lent.device(), lent.data(), lent.buffer().stream()), (Device::CPU, elements.as_ptr().addr(), None));
+    let exported = ort.export(&tensor).unwrap();
+    assert_eq!(
+        (exported.device(), exported.data(), exported.buffer().stream()),
+        (Device::CPU, elements.as_ptr().addr(), None)
+    );
     let elsewhere = tensor_in(AllocationDevice::DIRECTML, &elements);
     assert_eq!(ort.export(&elsewhere).unwrap_err().kind(), ErrorKind::Device);
 }

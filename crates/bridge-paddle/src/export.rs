@@ -4,18 +4,18 @@ use crate::naive;
 use crate::raised;
 use crate::runtime::Runtime;
 use bridge_core::dlpack::Origin;
-use bridge_core::{Device, Error, ErrorKind, Lent, Result};
+use bridge_core::{Device, Error, ErrorKind, Export, Result};
 use bridge_pyo3::{PyTensor, call, drop_guarded, not_a_tensor, take_capsule};
 use pyo3::intern;
 use pyo3::prelude::*;
 
 /// Exports a tensor that autograd does not track.
-pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
+pub(crate) fn export(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Export> {
     let py = tensor.py();
     refuse_others(runtime, tensor)?;
     let is_free = tensor.getattr(intern!(py, "stop_gradient")).and_then(|stops| stops.is_truthy());
     match is_free.map_err(|error| raised(py, error))? {
-        true => export(tensor),
+        true => by_capsule(tensor),
         false => {
             let text = "the tensor is tracked by autograd (stop_gradient is False): call .detach() first";
             Err(Error::new(ErrorKind::RequiresGrad, text))
@@ -24,9 +24,9 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
 }
 
 /// Exports a tensor, tracked or not.
-pub(crate) fn lend_any(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
+pub(crate) fn export_any(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Export> {
     refuse_others(runtime, tensor)?;
-    export(tensor)
+    by_capsule(tensor)
 }
 
 /// Refuses all but dense tensors. Where Paddle exports one without an implementation, it reads a null pointer.
@@ -43,13 +43,13 @@ fn refuse_others(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
 }
 
 /// Exports a dense tensor. The capsule keeps the memory, and describes the tensor as it is at one moment.
-fn export(tensor: &PyTensor<'_>) -> Result<Lent> {
+fn by_capsule(tensor: &PyTensor<'_>) -> Result<Export> {
     let py = tensor.py();
     let export = || call(&call(tensor, intern!(py, "get_tensor"), &[])?, intern!(py, "_to_dlpack_versioned"), &[]);
     let capsule = export().map_err(|error| refused(tensor, error))?;
     // SAFETY: Paddle keeps DLPack's promises; memory of the host is ready.
-    let lent = unsafe { take_capsule(&capsule, &origin) }?;
-    naive::kept_by_object(tensor, lent)
+    let exported = unsafe { take_capsule(&capsule, &origin) }?;
+    naive::kept_by_object(tensor, exported)
 }
 
 /// Returns what a capsule of Paddle does not say.

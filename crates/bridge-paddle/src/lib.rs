@@ -16,7 +16,7 @@ mod import;
 mod naive;
 mod runtime;
 
-use bridge_core::{Adapter, Consumer, DType, Device, Error, Lent, Offer, Order, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Error, Export, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, framework_error};
 use pyo3::{PyErr, Python};
 use runtime::Runtime;
@@ -56,8 +56,8 @@ unsafe impl<'py> Adapter for Paddle<'py> {
         self.runtime.consumer.clone()
     }
 
-    fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
-        export::lend(self.runtime, tensor)
+    fn export(&self, tensor: &PyTensor<'py>) -> Result<Export> {
+        export::export(self.runtime, tensor)
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
@@ -79,12 +79,12 @@ impl<'py> PyAdapter<'py> for Paddle<'py> {
     }
 
     fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
-        Borrowed::of(tensor, export::lend_any(self.runtime, tensor)?)
+        Borrowed::of(tensor, export::export_any(self.runtime, tensor)?)
     }
 
     fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
-        let lent = export::lend_any(self.runtime, tensor)?;
-        Ok((lent.layout().numel() > 0).then(|| (lent.device(), lent.data())))
+        let exported = export::export_any(self.runtime, tensor)?;
+        Ok((exported.layout().numel() > 0).then(|| (exported.device(), exported.data())))
     }
 
     fn storage(&self, _: &PyTensor<'py>) -> Result<Option<usize>> {

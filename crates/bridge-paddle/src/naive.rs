@@ -3,7 +3,7 @@
 use crate::raised;
 use bridge_core::dlpack::wrap_as;
 use bridge_core::planted::is_planted;
-use bridge_core::{Access, Allocation, Lease, Lent, Memory, Result};
+use bridge_core::{Access, Allocation, Export, Lease, Memory, Result};
 use bridge_pyo3::{PyOwner, PyTensor, capsule};
 use pyo3::Python;
 use pyo3::prelude::*;
@@ -33,12 +33,12 @@ pub(crate) fn imported<'py>(py: Python<'py>, lease: Lease, release: fn(Lease)) -
 
 /// Returns an export that keeps the object, where that fault is planted. Operations of Paddle may give the object other
 /// memory.
-pub(crate) fn kept_by_object(tensor: &PyTensor<'_>, lent: Lent) -> Result<Lent> {
+pub(crate) fn kept_by_object(tensor: &PyTensor<'_>, exported: Export) -> Result<Export> {
     if !is_planted("paddle_object_kept") {
-        return Ok(lent);
+        return Ok(exported);
     }
-    let bytes = lent.layout().hull(lent.data(), None)?;
+    let bytes = exported.layout().hull(exported.data(), None)?;
     // SAFETY: none, which is the fault: the object may lose the memory.
     let memory = unsafe { Memory::new(Allocation::host(bytes, Access::ReadWrite), PyOwner::new(tensor)) };
-    Lent::at(lent.data(), lent.dtype(), lent.layout().clone(), memory)
+    Export::at(exported.data(), exported.dtype(), exported.layout().clone(), memory)
 }

@@ -1,7 +1,7 @@
 //! Tensors for the length of a call.
 
 use crate::PyTensor;
-use bridge_core::{Access, DType, Device, Error, ErrorKind, Layout, Lent, Pending, Result, Stream};
+use bridge_core::{Access, DType, Device, Error, ErrorKind, Export, Layout, Pending, Result, Stream};
 use std::marker::PhantomData;
 use std::ptr;
 
@@ -29,7 +29,7 @@ pub struct Borrowed<'a> {
     access: Access,
     stream: Option<Stream>,
     /// Keeps the memory where the object does not.
-    kept: Option<Box<Lent>>,
+    kept: Option<Box<Export>>,
     tensor: PhantomData<&'a PyTensor<'a>>,
 }
 
@@ -52,15 +52,16 @@ impl<'a> Borrowed<'a> {
     /// # Errors
     ///
     /// Those of [`without_pending`].
-    pub fn of(_tensor: &'a PyTensor<'_>, lent: Lent) -> Result<Self> {
-        without_pending(lent.pending())?;
-        let (data, dtype, layout, device) = (lent.data(), lent.dtype(), lent.layout().clone(), lent.device());
-        let (access, stream) = (lent.buffer().access(), lent.buffer().stream());
-        Ok(Self { data, dtype, layout, device, access, stream, kept: Some(Box::new(lent)), tensor: PhantomData })
+    pub fn of(_tensor: &'a PyTensor<'_>, exported: Export) -> Result<Self> {
+        without_pending(exported.pending())?;
+        let (data, dtype, layout, device) =
+            (exported.data(), exported.dtype(), exported.layout().clone(), exported.device());
+        let (access, stream) = (exported.buffer().access(), exported.buffer().stream());
+        Ok(Self { data, dtype, layout, device, access, stream, kept: Some(Box::new(exported)), tensor: PhantomData })
     }
 
     /// Ends the borrow, and returns what keeps the memory where the object does not.
-    pub fn into_kept(self) -> Option<Box<Lent>> {
+    pub fn into_kept(self) -> Option<Box<Export>> {
         self.kept
     }
 
@@ -101,11 +102,11 @@ impl<'a> Borrowed<'a> {
     }
 
     /// Returns whether this is what was exported: the same memory, shape, strides, dtype and access.
-    pub fn is(&self, lent: &Lent) -> bool {
+    pub fn is(&self, exported: &Export) -> bool {
         let same = (self.data, self.dtype, self.device, self.access)
-            == (lent.data(), lent.dtype(), lent.device(), lent.buffer().access());
-        let layout = || (self.shape(), self.strides()) == (lent.layout().shape(), lent.layout().strides());
-        same && lent.pending().is_none() && layout()
+            == (exported.data(), exported.dtype(), exported.device(), exported.buffer().access());
+        let layout = || (self.shape(), self.strides()) == (exported.layout().shape(), exported.layout().strides());
+        same && exported.pending().is_none() && layout()
     }
 
     /// Returns the framework's current stream of the device on this thread; `None` for host memory, which is ready.

@@ -2,7 +2,7 @@
 
 use crate::gil;
 use bridge_core::dlpack::{Origin, legacy, versioned};
-use bridge_core::{Device, Lent, Result};
+use bridge_core::{Device, Export, Result};
 use bridge_interpreter::{AnyManaged, report_unraisable};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -15,16 +15,16 @@ use pyo3::sync::critical_section::with_critical_section;
 ///
 /// [`ErrorKind::NotATensor`](bridge_core::ErrorKind::NotATensor) for anything but a DLPack capsule,
 /// [`ErrorKind::Consumed`](bridge_core::ErrorKind::Consumed) for one that was consumed before, and those of
-/// [`lend`](bridge_core::dlpack::lend).
+/// [`export`](bridge_core::dlpack::export).
 ///
 /// # Safety
 ///
-/// As for [`lend`](bridge_core::dlpack::lend): the producer of the capsule keeps DLPack's promises, and what `origin`
+/// As for [`export`](bridge_core::dlpack::export): the producer of the capsule keeps DLPack's promises, and what `origin`
 /// returns is true.
 pub unsafe fn take_capsule(
     capsule: &Bound<'_, PyAny>,
     origin: &dyn Fn(Device, usize) -> Result<Origin>,
-) -> Result<Lent> {
+) -> Result<Export> {
     gil::open();
     // Checking the name and changing it are one step for other threads, which without the GIL takes the capsule's lock.
     let managed = with_critical_section(capsule, || {
@@ -32,10 +32,10 @@ pub unsafe fn take_capsule(
         unsafe { bridge_interpreter::take_capsule(capsule.as_ptr().cast()) }
     })?;
     // SAFETY: the tensor is ours now; the rest are the caller's obligations.
-    let lent = unsafe { managed.lend(origin) };
+    let exported = unsafe { managed.export(origin) };
     // The deleter of a refused tensor has run. SAFETY: the GIL is held.
     unsafe { report_unraisable() };
-    lent
+    exported
 }
 
 /// Returns a new capsule that owns the managed tensor, and calls its deleter unless a consumer takes the tensor.

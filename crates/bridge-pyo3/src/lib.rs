@@ -67,22 +67,22 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
     ///
     /// Those of [`export`](bridge_core::Adapter::export).
     fn locate(&self, tensor: &PyTensor<'py>) -> bridge_core::Result<Option<(bridge_core::Device, usize)>> {
-        let lent = self.export(tensor)?;
-        Ok((lent.layout().numel() > 0).then(|| (lent.device(), lent.data())))
+        let exported = self.export(tensor)?;
+        Ok((exported.layout().numel() > 0).then(|| (exported.device(), exported.data())))
     }
 
-    /// Returns what [`is_still`](Self::is_still) compares a tensor with later, beside what was exported as `lent`. The
+    /// Returns what [`is_still`](Self::is_still) compares a tensor with later, beside what was exported as `exported`. The
     /// default is nothing.
-    fn mark(&self, tensor: &PyTensor<'py>, lent: &bridge_core::Lent) -> Mark {
-        let _ = (tensor, lent);
+    fn mark(&self, tensor: &PyTensor<'py>, exported: &bridge_core::Export) -> Mark {
+        let _ = (tensor, exported);
         Mark::default()
     }
 
-    /// Returns whether a tensor still is what was exported as `lent`, as another export would say: the same memory, shape,
+    /// Returns whether a tensor still is what was exported as `exported`, as another export would say: the same memory, shape,
     /// strides and dtype. `mark` is that of the tensor. It may answer `false` where that is not known without an export,
     /// and the default does.
-    fn is_still(&self, tensor: &PyTensor<'py>, lent: &bridge_core::Lent, mark: &Mark) -> bool {
-        let _ = (tensor, lent, mark);
+    fn is_still(&self, tensor: &PyTensor<'py>, exported: &bridge_core::Export, mark: &Mark) -> bool {
+        let _ = (tensor, exported, mark);
         false
     }
 

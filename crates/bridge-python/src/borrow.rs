@@ -1,7 +1,7 @@
 //! Borrows for C code that Python calls: a table of functions in a capsule, as `truebridge_borrow.h` declares it.
 
 use crate::errors::into_python;
-use bridge_core::{Lent, MAX_NDIM};
+use bridge_core::{Export, MAX_NDIM};
 use bridge_frameworks::borrow;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi::{PyCapsule_New, PyObject};
@@ -103,7 +103,7 @@ unsafe fn try_fill(py: Python<'_>, object: *mut PyObject, out: *mut CBorrowed) -
 /// `borrowed` was filled by [`fill`], and has not been passed to this function since.
 unsafe extern "C" fn end(borrowed: *mut CBorrowed) {
     // SAFETY: the caller's obligation; the box is taken back once.
-    let kept = unsafe { ptr::replace(&raw mut (*borrowed).kept, ptr::null_mut()) }.cast::<Lent>();
+    let kept = unsafe { ptr::replace(&raw mut (*borrowed).kept, ptr::null_mut()) }.cast::<Export>();
     if !kept.is_null() {
         // SAFETY: the pointer came from a box of this type.
         let kept = unsafe { Box::from_raw(kept) };

@@ -5,7 +5,7 @@ use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, seen};
 use crate::ordering::ordering;
 use crate::pairs::{self, Pairs, of_target};
 use crate::{cross, options, trace};
-use bridge_core::{DType, Error, ErrorKind, Failed, Lent, Misfit, Pair, Prepared, Result};
+use bridge_core::{DType, Error, ErrorKind, Export, Failed, Misfit, Pair, Prepared, Result};
 use bridge_ipc::Leases;
 use bridge_pyo3::{Mark, PyTensor, together};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -144,9 +144,9 @@ enum Side {
 
 impl Side {
     /// Returns whether a tensor is seen to be what was exported, or to have the storage that it had, without an export.
-    fn is_same(&self, adapters: &[AnyAdapter<'_>], tensor: &PyTensor<'_>, lent: &Lent) -> bool {
+    fn is_same(&self, adapters: &[AnyAdapter<'_>], tensor: &PyTensor<'_>, exported: &Export) -> bool {
         match self {
-            Self::Tensor(framework, mark) => adapters[*framework].is_still(tensor, lent, mark),
+            Self::Tensor(framework, mark) => adapters[*framework].is_still(tensor, exported, mark),
             Self::Storage(framework, number) => adapters[*framework].has_storage(tensor, *number),
             Self::Kept => true,
             Self::Unseen => false,
@@ -197,7 +197,7 @@ fn looks(
     for (index, ((from, to), (src, out))) in sides.iter().zip(leaves).enumerate() {
         let Some((source, target)) = prepared.held(index) else { continue };
         let mut is_new = check;
-        let mut side = |adapter: &AnyAdapter<'_>, tensor: &PyTensor<'_>, lent: &Lent| -> Result<Side> {
+        let mut side = |adapter: &AnyAdapter<'_>, tensor: &PyTensor<'_>, exported: &Export| -> Result<Side> {
             let storage = if check { None } else { adapter.storage(tensor)? };
             is_new |= storage.is_some_and(|storage| met.insert(storage));
             if !check && storage.is_none() {
@@ -210,7 +210,7 @@ fn looks(
             });
             Ok(match storage {
                 Some(storage) => Side::Storage(number, storage),
-                None => Side::Tensor(number, adapter.mark(tensor, lent)),
+                None => Side::Tensor(number, adapter.mark(tensor, exported)),
             })
         };
         let sides = (side(from, src, source)?, side(to, out, target)?);

@@ -16,7 +16,8 @@ use crate::progress;
 use crate::trace::{self, Call, Outcome};
 use crate::trees::{self, Leaf, Tree};
 use bridge_core::{
-    Adapter, Device, DeviceKind, Error, Failed, Lent, Misfit, Options, Pair, Prepared, Result, Transfer, copied_into_by,
+    Adapter, Device, DeviceKind, Error, Export, Failed, Misfit, Options, Pair, Prepared, Result, Transfer,
+    copied_into_by,
 };
 use bridge_ipc::{Leases, Parcel, Writing};
 use bridge_pyo3::{PyTensor, together};
@@ -105,8 +106,8 @@ fn to_move<'py>(leaves: &[Leaf<'py>], to: Option<Device>) -> usize {
 
 /// Refuses memory of another process that has ended or has revoked the share. Without such memory in this process nothing
 /// is looked at.
-pub(crate) fn check(lent: &Lent) -> Result<()> {
-    if bridge_ipc::is_leasing() { bridge_ipc::check(lent) } else { Ok(()) }
+pub(crate) fn check(exported: &Export) -> Result<()> {
+    if bridge_ipc::is_leasing() { bridge_ipc::check(exported) } else { Ok(()) }
 }
 
 /// Returns where the elements go again from the host; `None` where they are there already, or are to stay there.

@@ -101,9 +101,9 @@ pub(crate) fn lend<'py>(
             Some(tree) => tree.map(x, |leaves| lend_each(call, leaves, named.as_ref(), keywords, &exposed)),
         }
     };
-    let lent = trace::call("lend", "dlpack", lend).map_err(|error| into_python(x.py(), error))?;
+    let loaned = trace::call("lend", "dlpack", lend).map_err(|error| into_python(x.py(), error))?;
     exposed.warn(x.py())?;
-    Ok(lent)
+    Ok(loaned)
 }
 
 /// What [`lend_together`] returns.
@@ -124,7 +124,7 @@ pub(crate) fn lend_together<'py>(
     let lend = |call: Option<&Call>| {
         let Some(tree) = Tree::of_arguments(arguments)? else { return Ok((arguments.clone(), Vec::new(), None)) };
         let (mut loans, mut place) = (Vec::new(), None);
-        let lent = tree.map(arguments, |leaves| {
+        let loaned = tree.map(arguments, |leaves| {
             let first = first_on_a_device(leaves)?;
             let named = match stream {
                 Some(stream) => Some(named(stream).map_err(|error| Failed::new(0, error))?),
@@ -134,11 +134,11 @@ pub(crate) fn lend_together<'py>(
             loans = lend_each(call, leaves, named.as_ref(), keywords, &exposed)?;
             Ok(loans.clone())
         })?;
-        Ok((lent, loans, place))
+        Ok((loaned, loans, place))
     };
-    let lent = trace::call("lend", "dlpack", lend).map_err(|error| into_python(arguments.py(), error))?;
+    let loaned = trace::call("lend", "dlpack", lend).map_err(|error| into_python(arguments.py(), error))?;
     exposed.warn(arguments.py())?;
-    Ok(lent)
+    Ok(loaned)
 }
 
 /// Reads the stream that the caller names.

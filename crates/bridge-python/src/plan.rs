@@ -7,7 +7,7 @@ use crate::html::as_html;
 use crate::options::takes_keywords;
 use crate::ordering::ordering;
 use crate::trees::{self, Tree};
-use bridge_core::{CopiedBy, Device, Failed, Lent, Profile, Reason};
+use bridge_core::{CopiedBy, Device, Export, Failed, Profile, Reason};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -59,11 +59,11 @@ impl Plan {
     }
 
     /// Returns the plan with the address that the target does not take, if that is its reason.
-    fn with_address(self, plan: bridge_core::Plan, lent: &Lent, from: &Profile, to: &Profile) -> Self {
+    fn with_address(self, plan: bridge_core::Plan, exported: &Export, from: &Profile, to: &Profile) -> Self {
         if plan != bridge_core::Plan::Copy(Reason::Alignment) {
             return self;
         }
-        let (address, alignment) = (lent.data(), to.alignment_of(lent.dtype()));
+        let (address, alignment) = (exported.data(), to.alignment_of(exported.dtype()));
         let mut advice = format!("{address:#x} is not a multiple of {alignment}");
         if let Some(from) = Framework::named(&from.name) {
             advice += &format!("; convert(x, \"{}\", copy=True) makes an aligned tensor", from.name());
@@ -161,24 +161,24 @@ takes_keywords! {
             let (options, through_host) = (keywords.read()?, keywords.through_host()?);
             let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
                 not_a_capsule(x)?;
-                let lent = from.export(&keywords.detached(x)?)?;
-                cross::check(&lent)?;
-                let lent = lent.permuted(options.permute.as_ref())?;
+                let exported = from.export(&keywords.detached(x)?)?;
+                cross::check(&exported)?;
+                let exported = exported.permuted(options.permute.as_ref())?;
                 let value =
                     |plan| Bound::new(py, plan).map(Bound::into_any).map_err(|error| framework_error(py, "Python", error));
-                if let Some(device) = cross::back(lent.device(), &options).filter(|_| through_host) {
-                    return value(Plan::through_host(lent.layout().nbytes(), device));
+                if let Some(device) = cross::back(exported.device(), &options).filter(|_| through_host) {
+                    return value(Plan::through_host(exported.layout().nbytes(), device));
                 }
-                let plan = bridge_core::plan(&lent, to.profile(), &options)?;
+                let plan = bridge_core::plan(&exported, to.profile(), &options)?;
                 let moved = options.device.filter(|_| plan == bridge_core::Plan::Copy(bridge_core::Reason::Moved));
                 if let (Some(device), Some(copies)) = (moved, ordering().copies()) {
-                    copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
+                    copies.reaches(exported.device()).and_then(|()| copies.reaches(device))?;
                 }
                 let copies = plan != bridge_core::Plan::ZeroCopy;
-                let copied_by = copies.then(|| bridge_core::copied_by(&**from, &*to, &lent, ordering(), &options));
-                let (nbytes, device) = (lent.layout().nbytes(), moved.unwrap_or(lent.device()));
+                let copied_by = copies.then(|| bridge_core::copied_by(&**from, &*to, &exported, ordering(), &options));
+                let (nbytes, device) = (exported.layout().nbytes(), moved.unwrap_or(exported.device()));
                 let made = Plan::of(plan, nbytes, device, copied_by);
-                value(made.with_address(plan, &lent, from.profile(), to.profile()))
+                value(made.with_address(plan, &exported, from.profile(), to.profile()))
             };
             match Tree::of(x)? {
                 None => plan_of(&trees::source_of(x)?, x),

@@ -5,7 +5,7 @@ use crate::frameworks::{AnyAdapter, not_a_capsule, source};
 use crate::names::Client;
 use crate::processes::{number, seconds};
 use crate::{cross, options, trace};
-use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Lent, Misfit, Pair, Result};
+use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Export, Misfit, Pair, Result};
 use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, StaysMapped, process};
 use bridge_pyo3::{PyAdapter, PyTensor};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -77,11 +77,11 @@ impl Publication {
             let (mut specs, mut places): (Vec<Spec>, Vec<usize>) = Default::default();
             let mut met = HashMap::new();
             for (index, (adapter, tensor)) in adapters(&tensors, &paths)?.iter().zip(&tensors).enumerate() {
-                let lent = adapter.export(tensor).map_err(|error| at(error, &paths, index))?;
-                let spec = (lent.dtype(), lent.layout().shape().to_vec(), published_on(lent.device()));
-                let strides = lent.layout().strides().to_vec();
+                let exported = adapter.export(tensor).map_err(|error| at(error, &paths, index))?;
+                let spec = (exported.dtype(), exported.layout().shape().to_vec(), published_on(exported.device()));
+                let strides = exported.layout().strides().to_vec();
                 // Tied weights are one tensor at two places.
-                let place = *met.entry((lent.data(), spec.clone(), strides)).or_insert(specs.len());
+                let place = *met.entry((exported.data(), spec.clone(), strides)).or_insert(specs.len());
                 if place == specs.len() {
                     specs.push(spec);
                 }
@@ -203,9 +203,9 @@ impl Subscription {
             bridge_ipc::check_name(&name)?;
             let (mut met, mut streams) = (Vec::new(), Vec::new());
             for (index, (adapter, out)) in adapters(&out, &paths)?.iter().zip(&out).enumerate() {
-                let lent = adapter.export(out).map_err(|error| at(error, &paths, index))?;
-                let place = (adapter.profile().name.clone(), lent.device());
-                if lent.buffer().stream().is_some() && !met.contains(&place) {
+                let exported = adapter.export(out).map_err(|error| at(error, &paths, index))?;
+                let place = (adapter.profile().name.clone(), exported.device());
+                if exported.buffer().stream().is_some() && !met.contains(&place) {
                     met.push(place);
                     streams.push(index);
                 }
@@ -286,10 +286,11 @@ impl Subscription {
             sides.map(|(tensor, (to, out))| Pair::new(from, tensor, &**to as _, out).with_dtype(self.dtype)).collect();
         let copied = cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths));
         // Also after an error: some copies may run.
-        let written: Result<Vec<Lent>> =
+        let written: Result<Vec<Export>> =
             self.streams.iter().map(|index| adapters[*index].export(&out[*index])).collect();
         let written = written?;
-        let stream = |lent: &Lent| Some((lent.buffer().device(), lent.buffer().stream()?.on_any_thread()));
+        let stream =
+            |exported: &Export| Some((exported.buffer().device(), exported.buffer().stream()?.on_any_thread()));
         let streams: Vec<_> = written.iter().filter_map(stream).collect();
         drop(pairs);
         // SAFETY: the exports are alive, and by the contract of `DeviceBuffer` so are their streams.

@@ -71,13 +71,13 @@ def test_another_view_over_the_same_memory_is_no_view_of_ours() -> None:
         cupy.cuda.Device().synchronize()
         ours, theirs = tb.to_torch(array), torch.from_dlpack(array)
         with torch.cuda.stream(side), reader:
-            lent = tb.to_cupy(theirs)
+            exported = tb.to_cupy(theirs)
         spin(reader)
         with reader:
-            read = lent.copy()
+            read = exported.copy()
         del ours, array, theirs
         with torch.cuda.stream(side), reader:
-            del lent
+            del exported
         junk = [cupy.full(N, -1.0) for _ in range(3)]
         torch.cuda.synchronize()
         wrong += not bool((read == value).all())

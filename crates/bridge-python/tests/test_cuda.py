@@ -181,7 +181,7 @@ def test_memory_comes_back_to_the_baseline() -> None:
     for _ in range(5000):
         tb.to_cupy(torch.empty(1 << 20, device="cuda"))
         tb.to_torch(cupy.empty(1 << 18))
-        # Allocated on one stream, lent under another: kept until the device has done its work.
+        # Allocated on one stream, exported under another: kept until the device has done its work.
         array = cupy.empty(1 << 18)
         with side:
             tb.to_torch(array)

@@ -194,9 +194,9 @@ def test_a_capsule_is_refused_unread() -> None:
 def test_what_the_producer_raises_is_the_cause() -> None:
     class Refuses(Foreign):
         def __dlpack__(self, **arguments: Any) -> Any:
-            raise BufferError("the memory is not mine to lend")
+            raise BufferError("the memory is not mine to export")
 
-    with pytest.raises(BufferError, match="not mine to lend") as caught:
+    with pytest.raises(BufferError, match="not mine to export") as caught:
         scaled.scale(Refuses(), 2.0)
     assert type(caught.value.__cause__) is BufferError
 

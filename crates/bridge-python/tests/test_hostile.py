@@ -506,7 +506,7 @@ class Foreign:
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_any_producer_can_lend(old: bool) -> None:
+def test_any_producer_can_export(old: bool) -> None:
     pytest.importorskip("torch")
     array = np.arange(6.0).reshape(2, 3).T
     tensor = tb.to_torch(Foreign(array, old=old))

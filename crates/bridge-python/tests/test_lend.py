@@ -179,10 +179,10 @@ def test_a_view_by_an_array_interface_keeps_the_memory_after_the_block() -> None
 
 
 def test_containers_are_lent_with_all_tensors_in_them() -> None:
-    lent = tb.lend({"a": torch.ones(2), "b": [np.ones(3), "text"]})
-    assert isinstance(lent["a"], tb.Loan)
-    assert isinstance(lent["b"][0], tb.Loan)
-    assert lent["b"][1] == "text"
+    loaned = tb.lend({"a": torch.ones(2), "b": [np.ones(3), "text"]})
+    assert isinstance(loaned["a"], tb.Loan)
+    assert isinstance(loaned["b"][0], tb.Loan)
+    assert loaned["b"][1] == "text"
 
 
 def test_errors_say_what_to_do() -> None:

@@ -336,7 +336,7 @@ def test_memory_is_returned() -> None:
     gc.collect()
     before = torch.cuda.mem_get_info()[0]
     for _ in range(200):
-        # Neither TensorFlow's results nor those of a strided source may keep what the driver's pool lends them.
+        # Neither TensorFlow's results nor those of a strided source may keep what the driver's pool gave them.
         result = tb.to_tensorflow(tb.to_numpy(tensor[::2], device="cpu"), device="cuda:0")
         del result
     torch.cuda.synchronize()

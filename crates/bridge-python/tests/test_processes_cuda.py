@@ -224,7 +224,7 @@ def pool() -> Iterator[Other]:
     process.kill()
 
 
-def test_a_pool_that_can_be_shared_lends_in_place(pool: Other, other: Other) -> None:
+def test_a_pool_that_can_be_shared_exports_in_place(pool: Other, other: Other) -> None:
     pool("x = cupy.arange(1 << 20, dtype=cupy.int32)")
     assert pool("tb.processes.road(x[3:])") == "'pool'"
     ticket, again = (pool.text("tb.share(x, copy=False).text") for _ in range(2))

@@ -150,9 +150,9 @@ def test_a_producer_may_lack_the_device() -> None:
 def test_a_refusal_is_a_buffer_error() -> None:
     class Refuses(Base):
         def __dlpack__(self, **_: object) -> object:
-            raise BufferError("the memory is not mine to lend")
+            raise BufferError("the memory is not mine to export")
 
-    with pytest.raises(BufferError, match="not mine to lend") as caught:
+    with pytest.raises(BufferError, match="not mine to export") as caught:
         tb.to_numpy(Refuses(np.ones(1)))
     assert (type(caught.value), getattr(caught.value, "kind", None)) == (tb.BridgeBufferError, "refused")
     assert type(caught.value.__cause__) is BufferError

@@ -74,8 +74,8 @@ OWN = (grown, shrunk)
 
 
 def loan(tensor: Any) -> Callable[[], Any]:
-    lent = tb.lend(tensor)
-    return lambda: np.from_dlpack(lent)
+    loaned = tb.lend(tensor)
+    return lambda: np.from_dlpack(loaned)
 
 
 def value(tensor: Any) -> Callable[[], Any]:

@@ -257,7 +257,7 @@ def test_memory_is_read_only_as_long_as_the_view_of_it() -> None:
 # --- variables
 
 
-def test_a_variable_lends_its_current_value() -> None:
+def test_a_variable_exports_its_current_value() -> None:
     variable = tf.Variable([1.0, 2.0])
     array = tb.to_numpy(variable)
     assert array.tolist() == [1, 2]

@@ -84,7 +84,7 @@ def test_tensorflow_reads_every_dtype_in_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_what_tensorflow_makes_of_every_dtype_is_lent(name: str) -> None:
+def test_what_tensorflow_makes_of_every_dtype_is_exported(name: str) -> None:
     graph = saved(lambda: tf.constant(np.array([1, 0, 1, 1]), name, name="y"))
     with on_host(graph, {}, ["y:0"]) as session:
         (result,) = session.run({})
@@ -400,7 +400,7 @@ def test_the_memory_lives_as_long_as_somebody_needs_it(session: Any) -> None:
     assert tb.to_torch(results[1]).sum().item() == 499500
 
 
-def test_everything_lent_is_given_back_once(session: Any) -> None:
+def test_every_export_is_given_back_once(session: Any) -> None:
     before = counts()
     given_back: list[int] = []
     for i in range(100):

@@ -209,14 +209,14 @@ def test_a_run_waits_for_cupy_as_well(session: Any) -> None:
 
 
 @pytest.mark.parametrize("target", ["torch", "cupy"])
-@pytest.mark.parametrize("lent", ["computed", "passed on"])
-def test_memory_is_not_reused_before_others_have_read_it(session: Any, target: str, lent: str) -> None:
+@pytest.mark.parametrize("exported", ["computed", "passed on"])
+def test_memory_is_not_reused_before_others_have_read_it(session: Any, target: str, exported: str) -> None:
     side = torch.cuda.Stream()
     for value in range(20):
         # PyTorch has the block for its default stream, and will reuse it there.
         x = torch.full((COUNT,), float(value), device="cuda")
         with torch.cuda.stream(side), cupy.cuda.ExternalStream(side.cuda_stream):
-            view = tb.convert(session.run({"x": x})[lent == "passed on"], target, copy=False)
+            view = tb.convert(session.run({"x": x})[exported == "passed on"], target, copy=False)
             del x
             torch.cuda._sleep(20_000_000)
             read = view.clone() if target == "torch" else view.copy()
@@ -224,7 +224,7 @@ def test_memory_is_not_reused_before_others_have_read_it(session: Any, target: s
         junk = [torch.full((COUNT,), -1.0, device="cuda") for _ in range(3)]
         results = [session.run({"x": each}) for each in junk]
         side.synchronize()
-        assert bool((read == (value if lent == "passed on" else 2 * value)).all())
+        assert bool((read == (value if exported == "passed on" else 2 * value)).all())
         del junk, results
 
 

@@ -78,7 +78,7 @@ def test_a_ring_of_three_is_the_same_memory() -> None:
     assert in_tensorflow[0, 0].numpy() == tensor[0, 0].item() == 7
 
 
-def test_tensors_of_tensorflow_lend_their_memory() -> None:
+def test_tensors_of_tensorflow_export_their_memory() -> None:
     tensor = filled(3) * 2
     at = address(tensor)
     for target in ("torch", "cupy"):
@@ -92,7 +92,7 @@ def test_tensors_of_tensorflow_lend_their_memory() -> None:
     assert (copy == 6).all()
 
 
-def test_a_variable_on_the_device_lends_its_current_value() -> None:
+def test_a_variable_on_the_device_exports_its_current_value() -> None:
     with tf.device("GPU:0"):
         variable = tf.Variable(tf.ones(COUNT))
     view = tb.to_torch(variable)
@@ -167,7 +167,7 @@ def test_nothing_moves_unless_asked_by_name() -> None:
 
 @pytest.mark.usefixtures("uninterrupted")
 @pytest.mark.parametrize("target", ["torch", "cupy"])
-def test_the_host_does_not_wait_for_what_tensorflow_lends(target: str) -> None:
+def test_the_host_does_not_wait_for_what_tensorflow_exports(target: str) -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
         # Whatever is set up at the first time is so now.
@@ -197,20 +197,20 @@ def test_tensorflow_reads_what_a_stream_is_yet_to_write(source: str) -> None:
         assert (result.numpy() == 2 * value).all()
 
 
-LENT: dict[str, Callable[[Any], Any]] = {
+EXPORTED: dict[str, Callable[[Any], Any]] = {
     "whole": lambda tensor: tensor,
     "shared": lambda tensor: tf.reshape(tensor, (1024, -1)),
 }
 
 
-@pytest.mark.parametrize("lent", LENT)
+@pytest.mark.parametrize("exported", EXPORTED)
 @pytest.mark.parametrize("target", ["torch", "cupy"])
-def test_a_tensor_of_tensorflow_that_others_still_read_may_be_dropped(target: str, lent: str) -> None:
+def test_a_tensor_of_tensorflow_that_others_still_read_may_be_dropped(target: str, exported: str) -> None:
     stream = torch.cuda.Stream()
     for value in range(20):
         tensor = filled(value)
         with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
-            view = tb.convert(LENT[lent](tensor), target, copy=False)
+            view = tb.convert(EXPORTED[exported](tensor), target, copy=False)
             torch.cuda._sleep(5_000_000)
             read = view.clone() if target == "torch" else view.copy()
             del view, tensor
@@ -232,7 +232,7 @@ def test_a_ring_keeps_the_order_of_all_three() -> None:
         with other:
             array = tb.to_cupy(doubled, copy=False) + 1
         del doubled
-        # What CuPy has written on a stream is lent under that stream.
+        # What CuPy has written on a stream is exported under that stream.
         with torch.cuda.stream(stream), other:
             last = tb.to_torch(array, copy=False) - 1
         del array

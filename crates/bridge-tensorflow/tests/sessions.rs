@@ -3,7 +3,7 @@
 mod installed;
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, ErrorKind, HostOnly, Layout, Lease, Lent, Memory, Offer,
+    Access, Adapter, Allocation, Consumer, DType, Device, ErrorKind, Export, HostOnly, Layout, Lease, Memory, Offer,
     Options, Ordering, Profile, Result, Strides, Views, transfer,
 };
 use bridge_tensorflow::{External, GraphEdges, Input, Runtime, Series, Session, SessionOptions};
@@ -86,7 +86,7 @@ unsafe impl Adapter for Plain {
         self.views.clone()
     }
 
-    fn export(&self, view: &View) -> Result<Lent> {
+    fn export(&self, view: &View) -> Result<Export> {
         let View::Own(count) = view else { panic!("no view is exported") };
         let numbers = Box::new(Numbers(std::array::from_fn(|i| i as f32)));
         let start = (&raw const numbers.0).addr();
@@ -94,7 +94,7 @@ unsafe impl Adapter for Plain {
         let owner = Counted(numbers, self.drops.clone());
         // SAFETY: the box keeps the memory, which has no other user.
         let memory = unsafe { Memory::new(Allocation::host(bytes, Access::ReadWrite), owner) };
-        Lent::new(self.dtype, Layout::new(self.dtype, &[*count as i64], None, 0)?, memory)
+        Export::new(self.dtype, Layout::new(self.dtype, &[*count as i64], None, 0)?, memory)
     }
 
     fn import(&self, offer: Offer) -> Result<View> {

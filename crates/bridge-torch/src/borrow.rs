@@ -1,13 +1,13 @@
 //! Borrows PyTorch tensors.
 
-use crate::export::{lend, plain};
+use crate::export::{export, plain};
 use crate::mark::INLINE;
 use crate::raised;
 use crate::refusal::refusal;
 use crate::runtime::Runtime;
 use crate::watched;
 use bridge_core::dlpack::{View, describes, read};
-use bridge_core::{Access, Consumer, DeviceKind, Lent, Result, Stream};
+use bridge_core::{Access, Consumer, DeviceKind, Export, Result, Stream};
 use bridge_pyo3::{Borrowed, Mark, PyTensor, call, not_a_tensor, without_pending};
 use pyo3::intern;
 
@@ -20,7 +20,7 @@ pub(crate) fn borrow<'a>(runtime: &Runtime, tensor: &'a PyTensor<'_>) -> Result<
     plain(runtime, tensor)?;
     let Some(native) = &runtime.native else {
         let detached = call(tensor, intern!(py, "detach"), &[]).map_err(|error| raised(py, error))?;
-        return Borrowed::of(tensor, lend(runtime, &detached)?);
+        return Borrowed::of(tensor, export(runtime, &detached)?);
     };
     let described = native.borrow(tensor).map_err(|error| refusal(tensor, error))?;
     // SAFETY: the tensor is alive and unchanged, because the GIL is held.
@@ -39,7 +39,7 @@ pub(crate) fn borrow<'a>(runtime: &Runtime, tensor: &'a PyTensor<'_>) -> Result<
 }
 
 /// Returns whether a tensor still is what was exported, where PyTorch's C functions say so.
-pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, lent: &Lent, mark: &Mark) -> bool {
+pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, exported: &Export, mark: &Mark) -> bool {
     let Some(native) = &runtime.native else { return false };
     if watched::check(runtime, tensor).is_err() {
         return false;
@@ -50,23 +50,23 @@ pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, lent: &Lent, ma
     let is_described = || {
         let described = native.borrow(tensor).ok()?;
         // SAFETY: the tensor is alive and unchanged, because the GIL is held.
-        Some(unsafe { describes(&described, lent) })
+        Some(unsafe { describes(&described, exported) })
     };
     runtime.is_tensor(tensor)
         && plain(runtime, tensor).is_ok()
         && !native.requires_grad(tensor)
         && native.pending(tensor).is_none()
-        && lent.pending().is_none()
-        && runtime.refuse_narrower(tensor, lent.dtype()).is_ok()
+        && exported.pending().is_none()
+        && runtime.refuse_narrower(tensor, exported.dtype()).is_ok()
         && is_described() == Some(true)
 }
 
 /// Returns the mark of a tensor that is what was exported. Only those have one whose type decides nothing and whose
 /// shape is part of their implementation.
-pub(crate) fn mark(runtime: &Runtime, tensor: &PyTensor<'_>, lent: &Lent) -> Mark {
-    let is_marked = runtime.is_plain(tensor) && lent.layout().shape().len() <= INLINE;
+pub(crate) fn mark(runtime: &Runtime, tensor: &PyTensor<'_>, exported: &Export) -> Mark {
+    let is_marked = runtime.is_plain(tensor) && exported.layout().shape().len() <= INLINE;
     match &runtime.native {
-        Some(native) if is_marked && is_still(runtime, tensor, lent, &Mark::default()) => native.mark(tensor),
+        Some(native) if is_marked && is_still(runtime, tensor, exported, &Mark::default()) => native.mark(tensor),
         _ => Mark::default(),
     }
 }

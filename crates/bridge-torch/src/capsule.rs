@@ -4,7 +4,7 @@ use crate::exchange::Exchange;
 use crate::raised;
 use crate::refusal::refusal;
 use bridge_core::dlpack::{Origin, versioned::Dlpack};
-use bridge_core::{Device, DeviceKind, Lent, Result, Stream};
+use bridge_core::{Device, DeviceKind, Export, Result, Stream};
 use bridge_pyo3::{PyTensor, call, take_capsule, with_gil};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -15,7 +15,7 @@ pub(crate) struct Capsules;
 /// "No synchronisation" (array API, `__dlpack__`): core orders streams.
 const NO_SYNC: i32 = -1;
 
-fn export<'py>(tensor: &PyTensor<'py>) -> PyResult<Bound<'py, PyAny>> {
+fn capsule<'py>(tensor: &PyTensor<'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
     // `__dlpack__` refuses the conj bit, which is reported separately. A second conjugation clears it over the same
     // memory.
@@ -37,8 +37,8 @@ fn from_dlpack<'py>(capsule: Bound<'py, PyAny>) -> PyResult<PyTensor<'py>> {
 }
 
 impl Exchange for Capsules {
-    fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent> {
-        let capsule = export(tensor).map_err(|error| refusal(tensor, error))?;
+    fn export(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Export> {
+        let capsule = capsule(tensor).map_err(|error| refusal(tensor, error))?;
         // SAFETY: PyTorch keeps DLPack's promises, and the origin is that of this tensor.
         unsafe { take_capsule(&capsule, &|device, _| origin(device)) }
     }
@@ -48,7 +48,7 @@ impl Exchange for Capsules {
     }
 
     fn round_trip<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
-        from_dlpack(export(tensor)?)
+        from_dlpack(capsule(tensor)?)
     }
 
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {

@@ -3,8 +3,8 @@
 
 use crate::refusal::refusal;
 use bridge_core::dlpack::ffi::{DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPackExchangeAPI, DLTensor};
-use bridge_core::dlpack::{Origin, adopt, lend, versioned::Dlpack};
-use bridge_core::{Device, Error, ErrorKind, Lent, Result, Stream};
+use bridge_core::dlpack::{Origin, adopt, export, versioned::Dlpack};
+use bridge_core::{Device, Error, ErrorKind, Export, Result, Stream};
 use bridge_pyo3::{PyTensor, exchange_table, take_raised};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -13,8 +13,8 @@ use std::ptr;
 
 /// Exports and imports tensors. No method synchronises.
 pub(crate) trait Exchange: Send + Sync {
-    /// Lends a tensor that has been screened. `origin` adds what PyTorch does not say, once the device is known.
-    fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent>;
+    /// Exports a tensor that has been screened. `origin` adds what PyTorch does not say, once the device is known.
+    fn export(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Export>;
     /// Makes a tensor over a managed tensor.
     fn import<'py>(&self, py: Python<'py>, managed: Dlpack) -> PyResult<PyTensor<'py>>;
     /// Exports a tensor and imports it again.
@@ -50,7 +50,7 @@ impl ExchangeApi {
         })
     }
 
-    fn export(&self, tensor: &PyTensor<'_>) -> PyResult<*mut DLManagedTensorVersioned> {
+    fn managed(&self, tensor: &PyTensor<'_>) -> PyResult<*mut DLManagedTensorVersioned> {
         let mut managed = ptr::null_mut();
         // SAFETY: the object is a tensor of the type that the table came from, and the GIL is held.
         match unsafe { (self.export)(tensor.as_ptr().cast(), &mut managed) } {
@@ -61,11 +61,11 @@ impl ExchangeApi {
 }
 
 impl Exchange for ExchangeApi {
-    fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent> {
-        let managed = self.export(tensor).map_err(|error| refusal(tensor, error))?;
+    fn export(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Export> {
+        let managed = self.managed(tensor).map_err(|error| refusal(tensor, error))?;
         // SAFETY: the managed tensor is initialised and ours, and its deleter may run on any thread. PyTorch keeps
         // DLPack's promises, and the origin is that of this tensor.
-        unsafe { lend(adopt(managed)?, |device, _| origin(device)) }
+        unsafe { export(adopt(managed)?, |device, _| origin(device)) }
     }
 
     fn import<'py>(&self, py: Python<'py>, managed: Dlpack) -> PyResult<PyTensor<'py>> {
@@ -80,8 +80,8 @@ impl Exchange for ExchangeApi {
     }
 
     fn round_trip<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
-        // SAFETY: as in `lend`.
-        let managed = unsafe { adopt(self.export(tensor)?) };
+        // SAFETY: as in `export`.
+        let managed = unsafe { adopt(self.managed(tensor)?) };
         self.import(tensor.py(), managed.map_err(|error| PyBufferError::new_err(error.to_string()))?)
     }
 

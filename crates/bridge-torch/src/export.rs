@@ -6,10 +6,10 @@ use crate::refusal::{NO_REAL_TENSORS, of_subclass, refusal, without_memory};
 use crate::runtime::Runtime;
 use crate::settled::settled;
 use crate::watched;
-use bridge_core::dlpack::{Origin, Release, lend_borrowed};
+use bridge_core::dlpack::{Origin, Release, export_borrowed};
 use bridge_core::planted::is_planted;
 use bridge_core::{
-    Access, Advice, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream,
+    Access, Advice, DType, Device, DeviceKind, Error, ErrorKind, Export, Keep, Pending, Result, Reuse, Stream,
 };
 use bridge_pyo3::{PyOwner, PyTensor, brief_str, call, drop_guarded, not_a_tensor, once, probe};
 use pyo3::intern;
@@ -19,19 +19,23 @@ use pyo3::types::IntoPyDict;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
+pub(crate) fn export(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Export> {
     if !runtime.is_tensor(tensor) {
         return Err(not_a_tensor("torch", tensor));
     }
     plain(runtime, tensor)?;
     watched::check(runtime, tensor)?;
-    let lent = match &runtime.native {
-        Some(native) => lend_natively(runtime, native, tensor),
-        None => lend_by_attributes(runtime, tensor),
+    let exported = match &runtime.native {
+        Some(native) => export_natively(runtime, native, tensor),
+        None => export_by_attributes(runtime, tensor),
     };
-    let lent = lent.and_then(|lent| runtime.refuse_narrower(tensor, lent.dtype()).map(|()| lent));
-    let lent = if is_planted("torch_pending_dropped") { lent.map(|lent| lent.with_pending(None)) } else { lent };
-    lent.map_err(|error| match error.kind() {
+    let exported = exported.and_then(|exported| runtime.refuse_narrower(tensor, exported.dtype()).map(|()| exported));
+    let exported = if is_planted("torch_pending_dropped") {
+        exported.map(|exported| exported.with_pending(None))
+    } else {
+        exported
+    };
+    exported.map_err(|error| match error.kind() {
         // PyTorch's capsules are well-formed, except for the null pointer of a tensor that wraps another, or whose storage
         // was freed.
         ErrorKind::Protocol => without_memory(tensor).caused_by(error),
@@ -39,7 +43,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
     })
 }
 
-fn lend_natively(runtime: &Runtime, native: &Native, tensor: &PyTensor<'_>) -> Result<Lent> {
+fn export_natively(runtime: &Runtime, native: &Native, tensor: &PyTensor<'_>) -> Result<Export> {
     if native.requires_grad(tensor) && !is_planted("torch_grad_ignored") {
         return Err(requires_grad());
     }
@@ -51,30 +55,30 @@ fn lend_natively(runtime: &Runtime, native: &Native, tensor: &PyTensor<'_>) -> R
     };
     // SAFETY: the tensor is alive and unchanged, because the GIL is held. PyTorch keeps DLPack's promises, the origin
     // is that of this tensor, and its memory is held, or its storage, which keeps the memory.
-    let lent = unsafe { lend_borrowed(&described, Access::ReadWrite, |device, _| origin(device)) }?;
-    Ok(lent.with_pending(native.pending(tensor)))
+    let exported = unsafe { export_borrowed(&described, Access::ReadWrite, |device, _| origin(device)) }?;
+    Ok(exported.with_pending(native.pending(tensor)))
 }
 
-fn lend_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
+fn export_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Export> {
     screen(tensor)?;
     let storage = call(tensor, intern!(tensor.py(), "untyped_storage"), &[]);
     let storage = storage.map_err(|error| refusal(tensor, error))?;
-    let lent = runtime.consumer.exchange.lend(tensor, &|device| {
+    let exported = runtime.consumer.exchange.export(tensor, &|device| {
         let keep = Some(Arc::new(PyOwner::new(&storage)) as Keep);
         // Dropping the last reference takes the GIL.
         let release = Some(drop_guarded as Release);
         let origin = origin(runtime, tensor, None, || Ok(storage.clone()), device)?;
         Ok(origin.keeping(keep).released_by(release))
     });
-    let lent = lent.map_err(|error| without_counterpart(runtime, tensor, error))?;
+    let exported = exported.map_err(|error| without_counterpart(runtime, tensor, error))?;
     let memory = range(&storage).map_err(|error| raised(tensor.py(), error))?;
-    if lent.layout().numel() > 0 && memory.start == 0 {
+    if exported.layout().numel() > 0 && memory.start == 0 {
         // PyTorch adds the offset of a view to the null pointer of a storage that was freed.
         return Err(without_memory(tensor));
     }
-    lent.layout().hull(lent.data(), Some(&memory))?;
-    let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
-    Ok(lent.with_pending(pending))
+    exported.layout().hull(exported.data(), Some(&memory))?;
+    let pending = pending(tensor, exported.dtype()).map_err(|error| raised(tensor.py(), error))?;
+    Ok(exported.with_pending(pending))
 }
 
 /// Returns the device and the address of the first element, also for a tensor that requires grad.

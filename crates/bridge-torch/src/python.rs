@@ -3,7 +3,7 @@
 use crate::runtime::Runtime;
 use crate::{borrow, counter, export, import, raised, watched};
 use bridge_core::planted::is_planted;
-use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Export, Failed, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -50,8 +50,8 @@ unsafe impl<'py> Adapter for Torch<'py> {
         self.runtime.consumer.clone()
     }
 
-    fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
-        export::lend(self.runtime, tensor)
+    fn export(&self, tensor: &PyTensor<'py>) -> Result<Export> {
+        export::export(self.runtime, tensor)
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
@@ -108,12 +108,12 @@ impl<'py> PyAdapter<'py> for Torch<'py> {
         export::locate(self.runtime, tensor)
     }
 
-    fn mark(&self, tensor: &PyTensor<'py>, lent: &Lent) -> Mark {
-        borrow::mark(self.runtime, tensor, lent)
+    fn mark(&self, tensor: &PyTensor<'py>, exported: &Export) -> Mark {
+        borrow::mark(self.runtime, tensor, exported)
     }
 
-    fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent, mark: &Mark) -> bool {
-        borrow::is_still(self.runtime, tensor, lent, mark)
+    fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, mark: &Mark) -> bool {
+        borrow::is_still(self.runtime, tensor, exported, mark)
     }
 
     fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {

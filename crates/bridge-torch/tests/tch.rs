@@ -1,7 +1,7 @@
 //! `tch` tensors in and out on the host.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, CopiedBy, DType, Device, Error, ErrorKind, HostOnly, Layout, Lent, Memory,
+    Access, Adapter, Allocation, Consumer, CopiedBy, DType, Device, Error, ErrorKind, Export, HostOnly, Layout, Memory,
     Offer, Options, Ordering, Plan, Profile, Reason, Result, Strides, Views, copy_into, transfer,
 };
 use bridge_ndarray::NdArray;
@@ -258,7 +258,7 @@ unsafe impl Adapter for Counted {
         self.views.clone()
     }
 
-    fn export(&self, numbers: &Vec<f32>) -> Result<Lent> {
+    fn export(&self, numbers: &Vec<f32>) -> Result<Export> {
         let owner = Returns(numbers.clone(), self.returned.clone());
         let data = if numbers.is_empty() { 0 } else { owner.0.as_ptr().expose_provenance() };
         let layout = Layout::new(DType::FLOAT32, &[numbers.len() as i64], None, 0)?;
@@ -268,7 +268,7 @@ unsafe impl Adapter for Counted {
         if self.fails {
             return Err(Error::new(ErrorKind::Refused, "as asked"));
         }
-        Lent::at(data, DType::FLOAT32, layout, memory)
+        Export::at(data, DType::FLOAT32, layout, memory)
     }
 
     fn import(&self, _: Offer) -> Result<Vec<f32>> {

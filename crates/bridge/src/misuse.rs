@@ -23,11 +23,11 @@ misuse! {
         E0599: "drop(lease.clone()); drop(lease);",
         "}";
     AnExportIsNotUsedAfterItWasHandedOn:
-        "use truebridge::{Lent, Permutation};
-        fn permute(lent: Lent, permutation: &Permutation) {
-            let permuted = lent.permuted(Some(permutation));",
+        "use truebridge::{Export, Permutation};
+        fn permute(exported: Export, permutation: &Permutation) {
+            let permuted = exported.permuted(Some(permutation));",
         right: "println!(\"{:?}\", permuted.map(|permuted| permuted.data()));",
-        E0382: "println!(\"{:?}\", permuted.map(|_| lent.data()));",
+        E0382: "println!(\"{:?}\", permuted.map(|_| exported.data()));",
         "}";
     AnOwnerMayBeDroppedOnAnyThread:
         "use std::{rc::Rc, sync::Arc};
@@ -71,10 +71,10 @@ misuse! {
         E0133: "Options::default().with_read_only(true)",
         "}";
     MemoryThatNeverChangesIsVouchedFor:
-        "use truebridge::{Access, Lent};
-        fn constant(lent: Lent) -> Lent {",
-        right: "unsafe { lent.restricted(Access::Immutable) }",
-        E0133: "lent.restricted(Access::Immutable)",
+        "use truebridge::{Access, Export};
+        fn constant(exported: Export) -> Export {",
+        right: "unsafe { exported.restricted(Access::Immutable) }",
+        E0133: "exported.restricted(Access::Immutable)",
         "}";
     AConsumerVouchesForItsStreams:
         "use truebridge::{Consumer, Device, Result, Stream, Views};
@@ -334,7 +334,7 @@ macro_rules! forgotten {
 }
 
 forgotten! {
-    ForgottenExport: "Lent";
+    ForgottenExport: "Export";
     ForgottenLease: "Lease";
     ForgottenOffer: "Offer<'static>";
     ForgottenResult: "Output<'static, ()>";

@@ -1,7 +1,7 @@
 //! A library of matrices, and its adapter: all that a third party writes for a type of its own.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Offer,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Export, Memory, Offer,
     Order, Profile, Result, Strides, Views,
 };
 use std::fmt;
@@ -82,12 +82,12 @@ unsafe impl Adapter for Matrices {
         self.views.clone() // Host memory has no streams.
     }
 
-    fn export(&self, matrix: &Matrix) -> Result<Lent> {
+    fn export(&self, matrix: &Matrix) -> Result<Export> {
         let layout = Layout::new(DType::FLOAT32, &[matrix.rows, matrix.columns], None, 0)?;
         let allocation = Allocation::host(layout.hull(matrix.address, None)?, Access::ReadWrite);
         // SAFETY: the clone keeps the memory and may be dropped on any thread; a matrix never writes to it.
         let memory = unsafe { Memory::new(allocation, matrix.clone()) };
-        Lent::at(matrix.address, DType::FLOAT32, layout, memory)
+        Export::at(matrix.address, DType::FLOAT32, layout, memory)
     }
 
     fn import(&self, offer: Offer) -> Result<Matrix> {

@@ -5,7 +5,7 @@ mod tensors;
 use bridge_conformance::rust::NdArraySubject;
 use bridge_conformance::{Config, HostSubject, Verdict};
 use bridge_core::Result;
-use bridge_core::{Access, Adapter, Allocation, Consumer, DType, Device, Layout, Lent, Memory, Offer, Order, Profile};
+use bridge_core::{Access, Adapter, Allocation, Consumer, DType, Device, Layout, Export, Memory, Offer, Order, Profile};
 use matrices::{Matrices, Matrix};
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ unsafe impl Adapter for Broken {
         self.0.consumer()
     }
 
-    fn export(&self, matrix: &Matrix) -> Result<Lent> {
+    fn export(&self, matrix: &Matrix) -> Result<Export> {
         let (address, rows, columns) = matrix.parts();
         let layout = Layout::new(DType::FLOAT32, &[rows, columns], None, 0)?;
         let allocation = Allocation::host(layout.hull(address, None)?, Access::ReadWrite);
@@ -70,11 +70,11 @@ unsafe impl Adapter for Broken {
             Fault::FreesTwice => {
                 let owner = (matrix.clone(), Twice(Box::into_raw(Box::new([0; 8]))));
                 // SAFETY: the matrix keeps the memory. What is freed twice is the fault.
-                Lent::at(address, DType::FLOAT32, layout, unsafe { Memory::new(allocation, owner) })
+                Export::at(address, DType::FLOAT32, layout, unsafe { Memory::new(allocation, owner) })
             }
             Fault::KeepsNothing => {
                 // SAFETY: nothing keeps the memory; that is the fault.
-                Lent::at(address, DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
+                Export::at(address, DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
             }
             _ => self.0.export(matrix),
         }

@@ -61,13 +61,13 @@ def lending_all(native: Function) -> Function:
     """Return the replacement of a function of such a library, each of whose tensors is a loan."""
 
     def take(*args: Any, **keywords: Any) -> Any:
-        lent = {name: _lent(x) for name, x in keywords.items()}
-        return native(*map(_lent, args), **lent)
+        loaned = {name: _loan(x) for name, x in keywords.items()}
+        return native(*map(_loan, args), **loaned)
 
     return take
 
 
-def _lent(x: Any) -> Any:
+def _loan(x: Any) -> Any:
     return truebridge.lend(x) if hasattr(x, "__dlpack__") else x
 
 

@@ -8,7 +8,7 @@ use ::cudarc::driver::{
 };
 use ::cudarc::nvrtc::Ptx;
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Lent, Offer, Order, Ordering, Profile, Result, Stream,
+    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Offer, Order, Ordering, Profile, Result, Stream,
 };
 use bridge_cudarc::{Cudarc, DeviceArray};
 use std::cell::RefCell;
@@ -100,7 +100,7 @@ unsafe impl Adapter for CudarcSubject {
         self.current.borrow().consumer()
     }
 
-    fn export(&self, array: &DeviceArray) -> Result<Lent> {
+    fn export(&self, array: &DeviceArray) -> Result<Export> {
         self.current.borrow().export(array)
     }
 

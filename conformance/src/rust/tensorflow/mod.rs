@@ -11,7 +11,7 @@ mod session;
 
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Ordering, Profile, Result, Stream,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Offer, Ordering, Profile, Result, Stream,
 };
 use bridge_tensorflow::{External, GraphEdges, Runtime, Series};
 use graphs::{Graphs, Task, taken};
@@ -90,7 +90,7 @@ unsafe impl Adapter for TensorFlowSubject {
         self.adapter.consumer()
     }
 
-    fn export(&self, tensor: &Arc<External>) -> Result<Lent> {
+    fn export(&self, tensor: &Arc<External>) -> Result<Export> {
         self.adapter.export(tensor)
     }
 

@@ -98,7 +98,7 @@ def test_what_torch_has_put_off_is_done(tf: Any, session: Any, through: Any) -> 
         assert caught.value.kind == "copy_needed"
 
 
-def test_tensors_of_torch_that_cannot_be_lent(tf: Any) -> None:
+def test_tensors_of_torch_that_cannot_be_exported(tf: Any) -> None:
     torch = pytest.importorskip("torch")
     for tensor, kind, words in [
         (torch.ones(2, requires_grad=True), "requires_grad", "detach"),
@@ -110,7 +110,7 @@ def test_tensors_of_torch_that_cannot_be_lent(tf: Any) -> None:
         assert caught.value.kind == kind
 
 
-def test_arrays_that_cannot_be_lent(tf: Any) -> None:
+def test_arrays_that_cannot_be_exported(tf: Any) -> None:
     pairs = np.zeros(4, [("a", np.float32), ("b", np.int16)])
     for array, error, kind in [
         (np.ma.masked_array([1.0], [True]), tb.BridgeTypeError, "not_a_tensor"),
@@ -366,7 +366,7 @@ class Foreign:
         return self.producer.capsule()
 
 
-def test_any_producer_can_lend(through: Any) -> None:
+def test_any_producer_can_export(through: Any) -> None:
     producer = Producer(legacy=True)
     fed = tb.feed(Foreign(producer))
     assert info(fed).data == producer.address
@@ -393,10 +393,10 @@ def test_what_a_producer_raises_is_told(tf: Any) -> None:
 def test_a_capsule_is_used_up_and_its_tensor_given_back_once(legacy: bool) -> None:
     producer = Producer(legacy=legacy)
     capsule = producer.capsule()
-    tensor = _sources.lent(capsule)
+    tensor = _sources.exported(capsule)
     assert is_valid(capsule, b"used_" + producer.name)
     with pytest.raises(tb.BridgeBufferError, match="consumed before"):
-        _sources.lent(capsule)
+        _sources.exported(capsule)
     del capsule
     gc.collect()
     assert producer.deleted == 0
@@ -410,13 +410,13 @@ def test_hostile_capsules_are_given_back(case: str) -> None:
     producer = Producer(legacy=True)
     spoil(producer)
     with pytest.raises(tb.BridgeError, match=words):
-        _sources.lent(producer.capsule())
+        _sources.exported(producer.capsule())
     assert producer.deleted == 1
 
 
-def test_producers_lend() -> None:
+def test_producers_export() -> None:
     producer = Producer(legacy=True)
-    tensor = _sources.lent(Foreign(producer))
+    tensor = _sources.exported(Foreign(producer))
     assert producer.deleted == 0
     del tensor
     assert producer.deleted == 1
@@ -426,7 +426,7 @@ def test_producers_lend() -> None:
 def test_arrays_are_kept_and_let_go(times: int) -> None:
     array = np.arange(10.0)
     alive = weakref.ref(array)
-    tensors = [_sources.lent(array) for _ in range(times)]
+    tensors = [_sources.exported(array) for _ in range(times)]
     del array
     gc.collect()
     assert alive() is not None
@@ -438,7 +438,7 @@ def test_what_is_refused_is_let_go() -> None:
     array = np.zeros(4, ">f4")
     alive = weakref.ref(array)
     with pytest.raises(tb.BridgeTypeError):
-        _sources.lent(array)
+        _sources.exported(array)
     del array
     wait_until(lambda: alive() is None)
 

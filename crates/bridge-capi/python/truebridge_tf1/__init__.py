@@ -162,7 +162,7 @@ def feed(x: Any, *, copy: Optional[bool] = None) -> Feed:
 
 def _feed(operations: Operations, x: Any, copy: int) -> Owned:
     kept = Owned("external_drop")
-    with _sources.lent(x) as tensor:
+    with _sources.exported(x) as tensor:
         library().feed(operations.runtime, tensor, copy, kept.out)
     return kept
 

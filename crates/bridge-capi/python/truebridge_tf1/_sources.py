@@ -16,14 +16,14 @@ CPU, CUDA = 1, 2
 LEGACY = 1
 
 
-def lent(x: Any) -> Owned:
+def exported(x: Any) -> Owned:
     """Return ``x`` as a tensor of the library, which keeps ``x`` alive."""
     if isinstance(x, np.ndarray):
         return _of_numpy(x)
     if type(x).__name__ == "PyCapsule":
         return _of_capsule(x)
     if isinstance(getattr(x, "_opened", None), Owned):
-        shared: Owned = x.lent()
+        shared: Owned = x.exported()
         return shared
     _refuse(x)
     speaks = hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")

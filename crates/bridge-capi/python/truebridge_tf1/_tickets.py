@@ -61,7 +61,7 @@ def share(x: Any, *, expires: float = 60.0, writing: Optional[str] = None) -> st
     >>> tb.revoke(ticket)
     """
     leaves, tree = shareable(x)
-    tensors = [_sources.lent(_sources.resolved(leaf, None)) for leaf in leaves]
+    tensors = [_sources.exported(_sources.resolved(leaf, None)) for leaf in leaves]
     number = _WRITING.get(writing) if writing is None or isinstance(writing, str) else None
     if number is None:
         raise of_kind("argument", f"writing is {writing!r:.80}: it must be private, never or shared")
@@ -196,7 +196,7 @@ class Shared:
         """Only ``open`` makes one."""
         self._opened, self._index = opened, index
         # What the interface below points to.
-        self._tensor = self.lent()
+        self._tensor = self.exported()
         memory = Memory()
         library().tensor_info(self._tensor, ctypes.byref(memory))
         self.dtype = _dtypes.name((memory.dtype.code, memory.dtype.bits))
@@ -215,7 +215,7 @@ class Shared:
             "data": (address, bool(memory.read_only)),
         }
 
-    def lent(self) -> Owned:
+    def exported(self) -> Owned:
         """Return the tensor, for the library.
 
         Returns

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::reader::VIEWS;
-use bridge_core::{Access, Allocation, Copies, DeviceBuffer, Keep, Layout, Lent, Memory, Reuse, Strided};
+use bridge_core::{Access, Allocation, Copies, DeviceBuffer, Export, Keep, Layout, Memory, Reuse, Strided};
 use std::mem::take;
 use std::sync::Mutex;
 
@@ -88,7 +88,7 @@ fn tensor(address: usize, strides: [i64; 2], calls: &Arc<Mutex<Vec<Call>>>) -> C
     let allocation = Allocation::new(bytes, GPU, access, Some(OWNER), Reuse::Unknown);
     // SAFETY: no code touches the memory.
     let memory = unsafe { Memory::new(allocation, Block(calls.clone())) };
-    CTensor::new(Lent::new(DType::FLOAT32, layout, memory).unwrap())
+    CTensor::new(Export::new(DType::FLOAT32, layout, memory).unwrap())
 }
 
 fn any(tensor: &CTensor) -> Profile {
@@ -165,7 +165,7 @@ fn a_view_that_is_used_again_by_another_owner_is_waited_for() {
     // SAFETY: no code touches the memory.
     let memory = unsafe { Memory::new(allocation, lease) };
     let layout = Layout::new(DType::FLOAT32, &[24], None, 0).unwrap();
-    let second = CTensor::new(Lent::new(DType::FLOAT32, layout, memory).unwrap());
+    let second = CTensor::new(Export::new(DType::FLOAT32, layout, memory).unwrap());
     let (lease, _) = transferred(&second, any(&second), &Options::default(), READER, &ordering).unwrap();
     drop((first, second));
     take(&mut *calls.lock().unwrap());

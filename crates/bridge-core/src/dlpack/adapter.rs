@@ -1,8 +1,8 @@
 //! DLPack as a framework of its own: managed tensors that transfers take and return.
 
-use super::{DlpackFlags, Managed, ManagedTensorBase, Origin, legacy, lend, managed, prepare, versioned};
+use super::{DlpackFlags, Managed, ManagedTensorBase, Origin, export, legacy, managed, prepare, versioned};
 use crate::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, Lease, Memory,
     Offer, Order, Profile, Result, Reuse, Stream, Strides, Views, host,
 };
 use std::sync::Arc;
@@ -37,28 +37,28 @@ pub struct Tensor(Arc<Held>);
 #[derive(Debug)]
 enum Held {
     /// A managed tensor.
-    Own(Lent),
+    Own(Export),
     /// Memory that the adapter has allocated.
-    Fresh(Lent),
+    Fresh(Export),
     View(Lease),
 }
 
 impl Tensor {
-    /// Takes a managed tensor. `origin` is as for [`lend`].
+    /// Takes a managed tensor. `origin` is as for [`export`].
     ///
     /// # Errors
     ///
-    /// Those of [`lend`]. The deleter has been called.
+    /// Those of [`export`]. The deleter has been called.
     ///
     /// # Safety
     ///
-    /// As for [`lend`].
+    /// As for [`export`].
     pub unsafe fn new<M: ManagedTensorBase>(
         managed: Managed<M>,
         origin: impl FnOnce(Device, usize) -> Result<Origin>,
     ) -> Result<Self> {
         // SAFETY: the caller's obligation is the same.
-        unsafe { lend(managed, origin) }.map(|lent| Self(Arc::new(Held::Own(lent))))
+        unsafe { export(managed, origin) }.map(|exported| Self(Arc::new(Held::Own(exported))))
     }
 
     /// Returns a managed tensor that shares the memory, with its strides. It says whether the memory is read-only. A copy,
@@ -108,7 +108,7 @@ impl Tensor {
     /// Returns the address of the first element. It may be null for a tensor without elements.
     pub fn data(&self) -> usize {
         match &*self.0 {
-            Held::Own(lent) | Held::Fresh(lent) => lent.data(),
+            Held::Own(exported) | Held::Fresh(exported) => exported.data(),
             Held::View(lease) => lease.data(),
         }
     }
@@ -116,7 +116,7 @@ impl Tensor {
     /// Returns the element type.
     pub fn dtype(&self) -> DType {
         match &*self.0 {
-            Held::Own(lent) | Held::Fresh(lent) => lent.dtype(),
+            Held::Own(exported) | Held::Fresh(exported) => exported.dtype(),
             Held::View(lease) => lease.dtype(),
         }
     }
@@ -124,7 +124,7 @@ impl Tensor {
     /// Returns the shape and the strides, in elements.
     pub fn layout(&self) -> &Layout {
         match &*self.0 {
-            Held::Own(lent) | Held::Fresh(lent) => lent.layout(),
+            Held::Own(exported) | Held::Fresh(exported) => exported.layout(),
             Held::View(lease) => lease.layout(),
         }
     }
@@ -132,7 +132,7 @@ impl Tensor {
     /// Returns the device that the memory is on.
     pub fn device(&self) -> Device {
         match &*self.0 {
-            Held::Own(lent) | Held::Fresh(lent) => lent.device(),
+            Held::Own(exported) | Held::Fresh(exported) => exported.device(),
             Held::View(lease) => lease.device(),
         }
     }
@@ -140,7 +140,7 @@ impl Tensor {
     /// Returns what the memory may be used for.
     pub fn access(&self) -> Access {
         match &*self.0 {
-            Held::Own(lent) | Held::Fresh(lent) => lent.buffer().access(),
+            Held::Own(exported) | Held::Fresh(exported) => exported.buffer().access(),
             Held::View(lease) => lease.access(),
         }
     }
@@ -157,7 +157,7 @@ impl From<Lease> for Tensor {
 ///
 /// ```
 /// use bridge_core::dlpack::Tensor;
-/// use bridge_core::{Access, Allocation, DType, Layout, Lent, Memory};
+/// use bridge_core::{Access, Allocation, DType, Layout, Export, Memory};
 ///
 /// let numbers = vec![1.0f32, 2.0, 3.0];
 /// let data = numbers.as_ptr().expose_provenance();
@@ -165,7 +165,7 @@ impl From<Lease> for Tensor {
 /// let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadWrite);
 /// // SAFETY: the vector keeps the numbers in place, and nothing else uses them.
 /// let memory = unsafe { Memory::new(allocation, numbers) };
-/// let tensor = Tensor::try_from(Lent::at(data, DType::FLOAT32, layout, memory)?)?;
+/// let tensor = Tensor::try_from(Export::at(data, DType::FLOAT32, layout, memory)?)?;
 /// assert_eq!((tensor.data(), tensor.layout().shape()), (data, &[3][..]));
 /// let managed = tensor.into_managed();
 /// # drop(managed);
@@ -176,20 +176,20 @@ impl From<Lease> for Tensor {
 ///
 /// [`ErrorKind::Argument`] for memory of a device, whose streams only a [`transfer`](crate::transfer()) to a [`DLPack`]
 /// orders, and [`ErrorKind::CopyNeeded`] for an operation that is pending.
-impl TryFrom<Lent> for Tensor {
+impl TryFrom<Export> for Tensor {
     type Error = Error;
 
-    fn try_from(lent: Lent) -> Result<Self> {
-        if lent.buffer().stream().is_some() {
+    fn try_from(exported: Export) -> Result<Self> {
+        if exported.buffer().stream().is_some() {
             let text = "memory of a device needs a stream: transfer the tensor to DLPack::in_stream";
             return Err(Error::new(ErrorKind::Argument, text));
         }
-        if let Some(pending) = lent.pending() {
+        if let Some(pending) = exported.pending() {
             let text =
                 format!("a managed tensor has no {pending:?}: transfer the tensor to DLPack::host, which copies");
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
-        Ok(Self(Arc::new(Held::Own(lent))))
+        Ok(Self(Arc::new(Held::Own(exported))))
     }
 }
 
@@ -277,11 +277,11 @@ unsafe impl Adapter for DLPack {
         self.consumer.clone()
     }
 
-    fn export(&self, tensor: &Tensor) -> Result<Lent> {
+    fn export(&self, tensor: &Tensor) -> Result<Export> {
         let (device, access) = (tensor.device(), tensor.access());
         let allocation = match &*tensor.0 {
-            Held::Own(lent) | Held::Fresh(lent) => {
-                let buffer = lent.buffer();
+            Held::Own(exported) | Held::Fresh(exported) => {
+                let buffer = exported.buffer();
                 let bytes = buffer.address()..buffer.address() + buffer.len();
                 Allocation::new(bytes, device, access, buffer.stream(), buffer.reuse())
             }
@@ -296,7 +296,7 @@ unsafe impl Adapter for DLPack {
         // SAFETY: the clone keeps the buffer, or the lease on one, whose promises these are; a lease may be dropped on
         // any thread. The view was last used in the stream of the adapter.
         let memory = unsafe { Memory::new(allocation, tensor.clone()) };
-        Lent::at(tensor.data(), tensor.dtype(), tensor.layout().clone(), memory)
+        Export::at(tensor.data(), tensor.dtype(), tensor.layout().clone(), memory)
     }
 
     fn import(&self, offer: Offer) -> Result<Tensor> {
@@ -314,7 +314,7 @@ unsafe impl Adapter for DLPack {
     /// Allocates host memory of zeros, which safe code may read before it is written.
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
         match device.kind {
-            DeviceKind::CPU => host::zeros(dtype, shape, order).map(|lent| Tensor(Arc::new(Held::Fresh(lent)))),
+            DeviceKind::CPU => host::zeros(dtype, shape, order).map(|exported| Tensor(Arc::new(Held::Fresh(exported)))),
             _ => Err(Error::new(ErrorKind::CopyNeeded, "DLPack cannot allocate memory on a device")),
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::common::{GPU, Item, Office, READER};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Flush, Layout, Lease, Lent,
+    Access, Adapter, Consumer, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Export, Flush, Layout, Lease,
     Offer, Options, Ordering, Profile, Result, Reuse, Stream, Strides, transfer_all,
 };
 use std::collections::HashMap;
@@ -205,10 +205,10 @@ unsafe impl Adapter for Producer {
         self.office.consumer()
     }
 
-    fn export(&self, &(number, owner, reuse): &Numbered) -> Result<Lent> {
+    fn export(&self, &(number, owner, reuse): &Numbered) -> Result<Export> {
         let buffer = Checked { model: self.model.clone(), number, address: self.address(number), owner, reuse };
         self.model.state().work(owner);
-        Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[1], None, 0)?, buffer)
+        Export::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[1], None, 0)?, buffer)
     }
 
     fn import(&self, _: Offer) -> Result<Numbered> {

@@ -2,7 +2,7 @@
 
 use bridge_core::{
     Access, Adapter, Cast, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind,
-    Failed, Flush, Keep, Layout, Lease, Lent, Offer, Options, Order, Ordering, Pending, Piece, Planned, Profile,
+    Export, Failed, Flush, Keep, Layout, Lease, Offer, Options, Order, Ordering, Pending, Piece, Planned, Profile,
     Result, Reuse, Stream, Strided, Strides, Views,
 };
 use std::ops::Range;
@@ -334,7 +334,7 @@ pub struct Office {
     pub refuses: bool,
     /// The address of copies; `None` if the office cannot copy.
     pub copies_to: Option<usize>,
-    /// Its own memory to be written to; `None` if it lends none.
+    /// Its own memory to be written to; `None` if it has none.
     pub fresh: Option<Paper>,
     /// Whether its tensors must not change.
     pub immutable: bool,
@@ -389,14 +389,14 @@ unsafe impl Adapter for Office {
         self.side.clone()
     }
 
-    fn export(&self, item: &Item) -> Result<Lent> {
+    fn export(&self, item: &Item) -> Result<Export> {
         let Item::Own(paper) = item else {
             return Err(Error::new(ErrorKind::NotATensor, "planned"));
         };
         let layout = Layout::new(paper.dtype, &paper.shape, Some(&paper.strides), 0)?;
         let (below, above) = layout.reach();
         let buffer = PaperBuffer { paper: paper.clone(), below, len: below + above };
-        Ok(Lent::at(paper.address, paper.dtype, layout, buffer)?.with_pending(paper.pending))
+        Ok(Export::at(paper.address, paper.dtype, layout, buffer)?.with_pending(paper.pending))
     }
 
     fn import(&self, offer: Offer) -> Result<Item> {

@@ -3,7 +3,7 @@
 use crate::common::Event::Dropped;
 use crate::common::{Item, Office, Paper, Recorder, taken};
 use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
-use bridge_core::dlpack::{ManagedTensorBase, Origin, adopt, lend, wrap, wrap_as};
+use bridge_core::dlpack::{ManagedTensorBase, Origin, adopt, export, wrap, wrap_as};
 use bridge_core::{Access, Device, DeviceKind, ErrorKind, Lease, Options, Ordering, Strides, transfer};
 use std::sync::Arc;
 
@@ -32,16 +32,20 @@ fn there_and_back<M: ManagedTensorBase>(keeps_flags: bool) {
         let (managed, handover) = unsafe { wrap_as::<M>(lease(&recorder, read_only), drop) };
         drop(handover);
         // SAFETY: `wrap` makes a whole managed tensor, whose memory this test does not touch.
-        let lent = unsafe { adopt(managed.into_raw()).and_then(|managed| lend(managed, host)) }.expect("it is sound");
-        assert_eq!((lent.layout().shape(), lent.layout().strides(), lent.data()), (&[2, 3][..], &[-3, 1][..], 0x1000));
+        let exported =
+            unsafe { adopt(managed.into_raw()).and_then(|managed| export(managed, host)) }.expect("it is sound");
+        assert_eq!(
+            (exported.layout().shape(), exported.layout().strides(), exported.data()),
+            (&[2, 3][..], &[-3, 1][..], 0x1000)
+        );
         let kept = match (keeps_flags, read_only) {
             (true, true) => Access::ReadOnly,
             (true, false) => Access::ReadWrite,
             (false, _) => Access::Unstated,
         };
-        assert_eq!(lent.buffer().access(), kept);
+        assert_eq!(exported.buffer().access(), kept);
         assert_eq!(taken(&recorder.log), []);
-        drop(lent);
+        drop(exported);
         assert_eq!(taken(&recorder.log), [Dropped]);
     }
 }
@@ -81,8 +85,8 @@ fn the_caller_may_know_the_device_better() {
     drop(handover);
     let known = Device { kind: DeviceKind::CUDA_MANAGED, index: 1 };
     // SAFETY: as above.
-    let lent = unsafe { lend(managed, |said, address| Ok(host(said, address)?.on(known))) };
-    assert_eq!(lent.expect("it is sound").device(), known);
+    let exported = unsafe { export(managed, |said, address| Ok(host(said, address)?.on(known))) };
+    assert_eq!(exported.expect("it is sound").device(), known);
 }
 
 #[test]
@@ -93,10 +97,10 @@ fn views_outside_the_allocation_are_refused_and_given_back() {
         drop(handover);
         let origin = |device, address| Ok(host(device, address)?.within(Some(allocation.clone())));
         // SAFETY: as above.
-        let lent = unsafe { lend(managed, origin) };
-        assert_eq!(lent.is_ok(), fits, "{allocation:x?}");
-        match lent {
-            Ok(lent) => drop(lent),
+        let exported = unsafe { export(managed, origin) };
+        assert_eq!(exported.is_ok(), fits, "{allocation:x?}");
+        match exported {
+            Ok(exported) => drop(exported),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Layout),
         }
         assert_eq!(taken(&recorder.log), [Dropped]);

@@ -135,8 +135,8 @@ fn a_view_is_exported_in_the_stream_of_its_adapter() {
     let office = Office::new(Strides::Any);
     let paper = Item::Own(Paper::new(&recorder.log));
     let (view, _) = transfer(&office, &dlpack, &paper, &ordering(&recorder), &Options::default()).unwrap();
-    let lent = dlpack.export(&view).unwrap();
-    assert_eq!((lent.buffer().stream(), lent.buffer().reuse()), (Some(READER), Reuse::Unknown));
+    let exported = dlpack.export(&view).unwrap();
+    assert_eq!((exported.buffer().stream(), exported.buffer().reuse()), (Some(READER), Reuse::Unknown));
     assert_eq!(on_host().export(&view).unwrap_err().kind(), ErrorKind::Device);
 }
 

@@ -116,9 +116,9 @@ fn who_would_copy_is_known_before() {
         change(&mut scene);
         let log = scene.recorder.log.clone();
         let ordering: Arc<dyn Ordering> = Arc::new(scene.recorder);
-        let lent = scene.from.export(&Item::Own(scene.paper)).unwrap();
-        let by = copied_by(&scene.from, &scene.to, &lent, &ordering, &scene.options);
-        drop(lent);
+        let exported = scene.from.export(&Item::Own(scene.paper)).unwrap();
+        let by = copied_by(&scene.from, &scene.to, &exported, &ordering, &scene.options);
+        drop(exported);
         assert_eq!(taken(&log), [Dropped], "nothing is copied");
         by
     };
@@ -159,7 +159,7 @@ fn the_kernel_does_what_the_producer_has_deferred() {
 }
 
 #[test]
-fn where_the_consumer_lends_no_memory_the_producer_does() {
+fn where_the_consumer_allocates_nothing_the_producer_does() {
     let mut scene = Scene::new(Copied::Well);
     scene.to.fresh = None;
     scene.from.fresh = Some(Paper { stream: Some(OWNER), ..fresh() });
@@ -263,7 +263,7 @@ fn the_host_waits_before_it_copies_managed_memory() {
 }
 
 #[test]
-fn core_lends_host_memory_where_no_framework_does() {
+fn core_allocates_host_memory_where_no_framework_does() {
     let mut scene = Scene::new(Copied::Well);
     (scene.paper.device, scene.paper.stream) = (Device::CPU, None);
     (scene.to.fresh, scene.from.copies_to) = (None, None);

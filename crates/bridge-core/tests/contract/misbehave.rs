@@ -1,10 +1,10 @@
-//! Adapters that break their promises: whatever one returns, core touches no memory that it was not lent. Miri and
+//! Adapters that break their promises: whatever one returns, core touches no memory that was not exported to it. Miri and
 //! AddressSanitizer run it as part of the audit.
 
 use crate::exchange::{counted, elements, on_host};
 use bridge_core::dlpack::{DLPack, Tensor};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, HostOnly, Lent, Offer, Options, Order, Ordering,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, HostOnly, Offer, Options, Order, Ordering,
     Pending, Permutation, Profile, Result, Strides, copy_into, output, transfer, transfer_all,
 };
 use std::cell::Cell;
@@ -72,7 +72,7 @@ unsafe impl Adapter for Liar {
         self.sound.consumer()
     }
 
-    fn export(&self, tensor: &Tensor) -> Result<Lent> {
+    fn export(&self, tensor: &Tensor) -> Result<Export> {
         self.sound.export(if self.lie == Lie::AnotherTensor { &self.other } else { tensor })
     }
 
@@ -107,7 +107,7 @@ unsafe impl Adapter for Liar {
 }
 
 #[test]
-fn no_lie_of_an_adapter_reaches_memory_that_was_not_lent() {
+fn no_lie_of_an_adapter_touches_memory_that_was_not_exported() {
     let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
     let all = [Options::default(), Options::copied(), Options::in_place()];
     for (lie, owns_memory) in LIES.iter().flat_map(|lie| [(*lie, false), (*lie, true)]) {
@@ -156,7 +156,7 @@ unsafe impl Adapter for Broker<'_> {
         self.taker.consumer()
     }
 
-    fn export(&self, _: &Option<ErrorKind>) -> Result<Lent> {
+    fn export(&self, _: &Option<ErrorKind>) -> Result<Export> {
         Err(Error::new(ErrorKind::NotATensor, "planned"))
     }
 

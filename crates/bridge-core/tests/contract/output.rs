@@ -11,7 +11,7 @@ fn ordering(log: &Log) -> Arc<dyn Ordering> {
 }
 
 #[test]
-fn a_framework_that_lends_memory_keeps_the_result_as_its_own() {
+fn a_framework_that_allocates_keeps_the_result_as_its_own() {
     let (log, mut office) = (Log::default(), Office::new(Strides::Any));
     office.fresh = Some(Paper { address: FRESH, stream: Some(READER), ..Paper::new(&log) });
     let ordering = ordering(&log);
@@ -33,7 +33,7 @@ fn other_results_are_written_to_memory_of_the_driver_or_the_host() {
         (ALLOCATED, Some(READER), &[2, 3][..])
     );
     // SAFETY: see above.
-    let Item::Leased(lease) = unsafe { made.finish() }.unwrap() else { panic!("the office lends no memory") };
+    let Item::Leased(lease) = unsafe { made.finish() }.unwrap() else { panic!("the office has no memory") };
     assert!(lease.is_copy() && lease.data() == ALLOCATED);
     drop(lease);
     assert_eq!(taken(&log), [Event::Dropped]);

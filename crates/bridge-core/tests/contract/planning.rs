@@ -11,8 +11,8 @@ fn planned(change: impl FnOnce(&mut Paper), copy: Option<bool>) -> Result<Plan, 
     let office = Office::new(Strides::Compact);
     let mut paper = Paper::new(&Log::default());
     change(&mut paper);
-    let lent = office.export(&Item::Own(paper)).map_err(|error| error.kind())?;
-    plan(&lent, office.profile(), &Options::default().with_copy(copy)).map_err(|error| error.kind())
+    let exported = office.export(&Item::Own(paper)).map_err(|error| error.kind())?;
+    plan(&exported, office.profile(), &Options::default().with_copy(copy)).map_err(|error| error.kind())
 }
 
 type Change = fn(&mut Paper);
@@ -43,7 +43,7 @@ fn a_number_of_dimensions_that_the_target_does_not_have_is_refused() {
     let mut office = Office::new(Strides::Any);
     let paper = Paper::new(&Log::default());
     assert_eq!(paper.shape.len(), 2);
-    let lent = office.export(&Item::Own(paper)).unwrap();
+    let exported = office.export(&Item::Own(paper)).unwrap();
     let table = [
         (0..=64, None),
         (2..=2, None),
@@ -55,7 +55,7 @@ fn a_number_of_dimensions_that_the_target_does_not_have_is_refused() {
     for (rank, words) in table {
         office.profile.rank = rank.clone();
         for copy in [None, Some(true), Some(false)] {
-            let planned = plan(&lent, office.profile(), &Options::default().with_copy(copy));
+            let planned = plan(&exported, office.profile(), &Options::default().with_copy(copy));
             match words {
                 None => assert!(planned.is_ok(), "{rank:?}"),
                 Some(words) => {
@@ -90,8 +90,8 @@ fn tensors_that_own_their_memory_are_filled_by_copies() {
     let decided = |change: Change, copy| {
         let mut paper = Paper::new(&Log::default());
         change(&mut paper);
-        let lent = office.export(&Item::Own(paper)).unwrap();
-        plan(&lent, office.profile(), &Options::default().with_copy(copy)).map_err(|error| error.kind())
+        let exported = office.export(&Item::Own(paper)).unwrap();
+        plan(&exported, office.profile(), &Options::default().with_copy(copy)).map_err(|error| error.kind())
     };
     let table: [(Change, Reason); 4] = [
         (|_| (), Reason::ForeignMemory),
@@ -129,9 +129,9 @@ fn every_refusal() {
     let mut paper = Paper::new(&Log::default());
     read_only(&mut paper);
     let office = Office::new(Strides::Any);
-    let lent = office.export(&Item::Own(paper)).unwrap();
+    let exported = office.export(&Item::Own(paper)).unwrap();
     let promised = writes_nothing(Options::in_place());
-    assert_eq!(plan(&lent, office.profile(), &promised).ok(), Some(Plan::ZeroCopy));
+    assert_eq!(plan(&exported, office.profile(), &promised).ok(), Some(Plan::ZeroCopy));
     let reversed: Change = |paper| (paper.access, paper.strides) = (Access::ReadOnly, vec![-3, 1]);
     assert_eq!(planned(reversed, None), Ok(Plan::Copy(Reason::NegativeStrides)));
     assert_eq!(planned(reversed, Some(false)), Err(ErrorKind::CopyNeeded));
@@ -147,10 +147,10 @@ fn arranged(
     let office = Office::new(target);
     let (shape, strides) = dims.iter().copied().unzip();
     let permute = permute.map(|axes| Permutation::new(axes).unwrap());
-    let lent = office.export(&Item::Own(Paper { shape, strides, ..Paper::new(&Log::default()) })).unwrap();
+    let exported = office.export(&Item::Own(Paper { shape, strides, ..Paper::new(&Log::default()) })).unwrap();
     let options = Options::default().with_order(order).with_permute(permute);
-    let lent = lent.permuted(permute.as_ref()).map_err(|error| error.kind())?;
-    plan(&lent, office.profile(), &options).map_err(|error| error.kind())
+    let exported = exported.permuted(permute.as_ref()).map_err(|error| error.kind())?;
+    plan(&exported, office.profile(), &options).map_err(|error| error.kind())
 }
 
 #[test]
@@ -188,9 +188,9 @@ fn a_target_with_row_major_tensors_only_refuses_the_other_order() {
 #[test]
 fn a_tensor_moves_to_the_device_that_is_asked_for_unless_copies_are_forbidden() {
     let mut office = Office::new(Strides::Any);
-    let lent = office.export(&Item::Own(Paper::new(&Log::default()))).unwrap();
+    let exported = office.export(&Item::Own(Paper::new(&Log::default()))).unwrap();
     let on = |office: &Office, device, copy| {
-        plan(&lent, office.profile(), &Options::default().with_copy(copy).with_device(device))
+        plan(&exported, office.profile(), &Options::default().with_copy(copy).with_device(device))
     };
     for device in [Device::cuda(1), Device::CPU] {
         for copy in [None, Some(true)] {
@@ -219,10 +219,10 @@ fn there_is_one_host_whatever_its_number() {
     let office = Office::new(Strides::Any);
     for (of, to) in [(0, 3), (3, 0), (-1, 7)] {
         let [device, requested] = [of, to].map(|index| Device { kind: DeviceKind::CPU, index });
-        let lent = office.export(&Item::Own(Paper { device, ..Paper::new(&Log::default()) })).unwrap();
-        assert_eq!(lent.device(), Device::CPU);
+        let exported = office.export(&Item::Own(Paper { device, ..Paper::new(&Log::default()) })).unwrap();
+        assert_eq!(exported.device(), Device::CPU);
         let options = Options::in_place().with_device(requested);
-        assert_eq!(plan(&lent, office.profile(), &options).unwrap(), Plan::ZeroCopy);
+        assert_eq!(plan(&exported, office.profile(), &options).unwrap(), Plan::ZeroCopy);
     }
 }
 
@@ -230,8 +230,8 @@ fn there_is_one_host_whatever_its_number() {
 fn pinned_memory_is_on_the_host_already() {
     let office = Office::new(Strides::Any);
     let paper = Paper { device: Device { kind: DeviceKind::CUDA_HOST, index: 0 }, ..Paper::new(&Log::default()) };
-    let lent = office.export(&Item::Own(paper)).unwrap();
-    let on = |device| plan(&lent, office.profile(), &Options::default().with_device(device)).unwrap();
+    let exported = office.export(&Item::Own(paper)).unwrap();
+    let on = |device| plan(&exported, office.profile(), &Options::default().with_device(device)).unwrap();
     assert_eq!((on(Device::CPU), on(GPU)), (Plan::ZeroCopy, Plan::Copy(Reason::Moved)));
 }
 
@@ -239,9 +239,9 @@ fn pinned_memory_is_on_the_host_already() {
 fn managed_memory_is_its_devices_and_the_hosts() {
     let mut office = Office::new(Strides::Any);
     let paper = Paper { device: Device { kind: DeviceKind::CUDA_MANAGED, index: 1 }, ..Paper::new(&Log::default()) };
-    let lent = office.export(&Item::Own(paper)).unwrap();
+    let exported = office.export(&Item::Own(paper)).unwrap();
     let on = |office: &Office, device| {
-        let done = plan(&lent, office.profile(), &Options::default().with_device(device));
+        let done = plan(&exported, office.profile(), &Options::default().with_device(device));
         done.map_err(|error| error.to_string())
     };
     let in_place = Ok(Plan::ZeroCopy);
@@ -260,8 +260,8 @@ fn refusals_say_where_the_tensor_is_and_what_to_do() {
     let refused = |target: &[DeviceKind], device| {
         let mut office = Office::new(Strides::Compact);
         office.profile.devices = target.into();
-        let lent = office.export(&Item::Own(Paper { device, ..Paper::new(&Log::default()) })).unwrap();
-        plan(&lent, office.profile(), &Options::default()).unwrap_err().worded(bridge_core::python::words)
+        let exported = office.export(&Item::Own(Paper { device, ..Paper::new(&Log::default()) })).unwrap();
+        plan(&exported, office.profile(), &Options::default()).unwrap_err().worded(bridge_core::python::words)
     };
     let rocm = Device { kind: DeviceKind::ROCM, index: 0 };
     for (target, device, expected) in [
@@ -287,9 +287,9 @@ fn refusals_say_where_the_tensor_is_and_what_to_do() {
         assert!(expected.iter().all(|part| text.contains(part)), "{text}");
     }
     let office = Office::new(Strides::Compact);
-    let lent = office.export(&Item::Own(Paper { strides: vec![1, 2], ..Paper::new(&Log::default()) })).unwrap();
+    let exported = office.export(&Item::Own(Paper { strides: vec![1, 2], ..Paper::new(&Log::default()) })).unwrap();
     let in_place = Options::in_place();
-    let refused = plan(&lent, office.profile(), &in_place).unwrap_err();
+    let refused = plan(&exported, office.profile(), &in_place).unwrap_err();
     let text = refused.to_string();
     assert!(text.contains("because of strides that are not compact (shape [2, 3], strides [1, 2]"), "{text}");
     assert!(text.ends_with("): allow a copy, with Options::copy at None"), "{text}");
@@ -321,10 +321,10 @@ fn alignment_is_at_least_that_of_an_element() {
 #[test]
 fn an_alignment_that_no_memory_has_is_an_error() {
     let mut office = Office::new(Strides::Any);
-    let lent = office.export(&Item::Own(Paper::new(&Log::default()))).unwrap();
+    let exported = office.export(&Item::Own(Paper::new(&Log::default()))).unwrap();
     for (alignment, refused) in [(3, true), (48, true), (1 << 31, true), (usize::MAX, true), (1 << 12, false)] {
         office.profile.alignment = alignment;
-        let planned = plan(&lent, office.profile(), &Options::copied()).map_err(|error| error.kind());
+        let planned = plan(&exported, office.profile(), &Options::copied()).map_err(|error| error.kind());
         assert_eq!(planned, if refused { Err(ErrorKind::Argument) } else { Ok(Plan::Copy(Reason::Asked)) });
     }
 }

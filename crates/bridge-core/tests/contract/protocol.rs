@@ -3,7 +3,7 @@
 use crate::common::Event::{self, Dropped, Ordered, Retired, RetiredAfterAll};
 use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken, writes_nothing};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceBuffer, ErrorKind, Lease, Lent, Offer, Options, Ordering, Plan,
+    Access, Adapter, Consumer, DType, Device, DeviceBuffer, ErrorKind, Export, Lease, Offer, Options, Ordering, Plan,
     Profile, Reason, Result, Reuse, Stream, Strides, stats, transfer,
 };
 use std::sync::Arc;
@@ -120,7 +120,7 @@ unsafe impl Adapter for Messenger<'_> {
         self.from.consumer()
     }
 
-    fn export(&self, _: &Option<ErrorKind>) -> Result<Lent> {
+    fn export(&self, _: &Option<ErrorKind>) -> Result<Export> {
         unreachable!("it only imports")
     }
 
@@ -271,7 +271,7 @@ fn host_memory_has_no_streams() {
 }
 
 #[test]
-fn whoever_lends_a_view_on_uses_it() {
+fn an_export_of_a_view_uses_it() {
     let setup = Setup::new();
     let third = Office::new(Strides::Any);
     *third.side.current.lock().unwrap() = Some(OWNER);

@@ -7,9 +7,9 @@ use bridge_core::dlpack::ffi::{
     DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned, DLTensor,
 };
 use bridge_core::dlpack::{
-    DLPack, DlpackFlags, Managed, ManagedTensorBase, Origin, Tensor, adopt, describes, lend, lend_borrowed, read,
+    DLPack, DlpackFlags, Managed, ManagedTensorBase, Origin, Tensor, adopt, describes, export, export_borrowed, read,
 };
-use bridge_core::{Access, DType, Device, HostOnly, Lent, MAX_NDIM, Options, Order, Ordering, transfer};
+use bridge_core::{Access, DType, Device, Export, HostOnly, MAX_NDIM, Options, Order, Ordering, transfer};
 use bridge_fuzz::{Fields, addresses, compact, extent};
 use std::ffi::c_void;
 use std::ops::Range;
@@ -210,15 +210,15 @@ impl Stated {
 }
 
 /// Checks what was taken against what its producer has stated.
-fn check(lent: &Lent, stated: &Stated, access: Access) {
-    let (layout, buffer) = (lent.layout(), lent.buffer());
-    assert_eq!((layout.shape(), lent.dtype(), lent.device()), (stated.shape(), stated.dtype, stated.device));
+fn check(exported: &Export, stated: &Stated, access: Access) {
+    let (layout, buffer) = (exported.layout(), exported.buffer());
+    assert_eq!((layout.shape(), exported.dtype(), exported.device()), (stated.shape(), stated.dtype, stated.device));
     assert_eq!(buffer.access(), access);
     if stated.is_empty() {
         assert_eq!(layout.numel(), 0);
         return;
     }
-    assert_eq!(lent.data() as i128, stated.first());
+    assert_eq!(exported.data() as i128, stated.first());
     for ((length, kept), stride) in layout.shape().iter().zip(layout.strides()).zip(stated.strides()) {
         assert!(*length == 1 || *kept == stride, "{layout}");
     }
@@ -247,12 +247,12 @@ fn run<M: Abi>(fields: &Fields<'_>) {
     consumed::<M>(fields, start, |raw, stated, deleted| {
         // SAFETY: the managed tensor is of this ABI, and its shape and strides are as long as it states, or it states a
         // number of dimensions that no tensor has. No element is read.
-        let lent = unsafe { adopt(raw).and_then(|managed| lend(managed, |_, _| Ok(Origin::host()))) };
+        let exported = unsafe { adopt(raw).and_then(|managed| export(managed, |_, _| Ok(Origin::host()))) };
         let sound = stated.is_sound(M::VERSIONED);
-        assert!(sound.is_none_or(|sound| sound == lent.is_ok()), "{:?}", lent.as_ref().map(drop));
-        if let Ok(lent) = &lent {
+        assert!(sound.is_none_or(|sound| sound == exported.is_ok()), "{:?}", exported.as_ref().map(drop));
+        if let Ok(exported) = &exported {
             let access = if stated.read_only { Access::ReadOnly } else { Access::ReadWrite };
-            check(lent, stated, if M::VERSIONED { access } else { Access::Unstated });
+            check(exported, stated, if M::VERSIONED { access } else { Access::Unstated });
             assert_eq!(deleted.load(SeqCst), 0, "it is in use");
         }
     });
@@ -261,11 +261,11 @@ fn run<M: Abi>(fields: &Fields<'_>) {
     consumed::<M>(fields, start, |raw, stated, _| {
         let within = |_: Device, _: usize| Ok(Origin::host().within(Some(bytes.clone())));
         // SAFETY: as above.
-        let lent = unsafe { adopt(raw).and_then(|managed| lend(managed, within)) };
+        let exported = unsafe { adopt(raw).and_then(|managed| export(managed, within)) };
         let is_inside = |hull: Range<i128>| hull.start >= bytes.start as i128 && hull.end <= bytes.end as i128;
         let sound = stated.is_sound(M::VERSIONED);
         let fits = sound.map(|sound| sound && (stated.is_empty() || stated.hull().is_some_and(is_inside)));
-        assert!(fits.is_none_or(|fits| fits == lent.is_ok()), "{:?}", lent.as_ref().map(drop));
+        assert!(fits.is_none_or(|fits| fits == exported.is_ok()), "{:?}", exported.as_ref().map(drop));
         can_be_read = fits == Some(true) && stated.device == Device::CPU && !stated.is_long();
     });
     if can_be_read {
@@ -283,17 +283,17 @@ fn kept<M: Abi>(fields: &Fields<'_>, memory: usize) {
     // SAFETY: as above.
     let view = unsafe { read(tensor) };
     // SAFETY: as above.
-    let lent = unsafe { lend_borrowed(tensor, Access::ReadWrite, |_, _| Ok((Origin::host(), ()))) };
-    match lent {
-        Ok(lent) => {
-            check(&lent, &stated, Access::ReadWrite);
+    let exported = unsafe { export_borrowed(tensor, Access::ReadWrite, |_, _| Ok((Origin::host(), ()))) };
+    match exported {
+        Ok(exported) => {
+            check(&exported, &stated, Access::ReadWrite);
             let view = view.expect("what can be exported can be read");
-            assert_eq!((view.data, view.dtype, view.device), (lent.data(), lent.dtype(), lent.device()));
-            assert_eq!(view.layout.strides(), lent.layout().strides());
+            assert_eq!((view.data, view.dtype, view.device), (exported.data(), exported.dtype(), exported.device()));
+            assert_eq!(view.layout.strides(), exported.layout().strides());
             let strides = stated.strides.as_deref().filter(|_| stated.ndim > 0).unwrap_or_default();
             // SAFETY: as above.
-            let is_same = unsafe { describes(tensor, &lent) };
-            assert_eq!(is_same, strides == lent.layout().strides(), "strides {strides:?}, {}", lent.layout());
+            let is_same = unsafe { describes(tensor, &exported) };
+            assert_eq!(is_same, strides == exported.layout().strides(), "strides {strides:?}, {}", exported.layout());
         }
         // Without a version, which the tensor itself does not have.
         Err(error) => assert_ne!(stated.is_sound(false), Some(true), "{error}"),
@@ -333,10 +333,10 @@ fn copied<M: Abi>(fields: &Fields<'_>, memory: usize) {
 }
 
 /// Returns the tensor of a managed tensor of an ABI.
-fn passed_on<M: Abi>(managed: Managed<M>) -> Lent {
+fn passed_on<M: Abi>(managed: Managed<M>) -> Export {
     let raw = managed.into_raw();
     // SAFETY: the managed tensor is a whole one, and nothing else has it.
-    unsafe { adopt(raw).and_then(|managed| lend(managed, |_, _| Ok(Origin::host()))) }.expect("it is sound")
+    unsafe { adopt(raw).and_then(|managed| export(managed, |_, _| Ok(Origin::host()))) }.expect("it is sound")
 }
 
 /// Returns the bytes of the elements in row-major order.

@@ -81,7 +81,7 @@ unsafe impl Adapter for Lends {
         self.0.clone()
     }
 
-    fn export(&self, _: &Loan) -> Result<Lent> {
+    fn export(&self, _: &Loan) -> Result<Export> {
         unreachable!("it only imports")
     }
 

@@ -32,16 +32,16 @@ impl Role {
     /// Returns the word of this role among the two of a device.
     fn word(self) -> usize {
         match self {
-            Self::Lends => 0,
-            Self::Opens => 1,
+            Self::Exporter => 0,
+            Self::Importer => 1,
         }
     }
 
     /// Returns the role at the other end.
     fn other(self) -> Self {
         match self {
-            Self::Lends => Self::Opens,
-            Self::Opens => Self::Lends,
+            Self::Exporter => Self::Importer,
+            Self::Importer => Self::Exporter,
         }
     }
 }
@@ -127,7 +127,7 @@ impl Fences {
     pub(super) fn make(tools: Tools, at: &At, process: Option<&Arc<OwnedFd>>) -> Result<(Self, OwnedFd)> {
         let (file, mapping) = memory::create(PAGE)?;
         let file = memory::seal(file, Writing::Shared)?;
-        let mut made = Self::of(Arc::new(mapping), Role::Lends, tools, at, process)?;
+        let mut made = Self::of(Arc::new(mapping), Role::Exporter, tools, at, process)?;
         made.devices.insert(0, (*at, 0));
         // SAFETY: see `point`. The value is that of the word already: the driver shows whether it can write one.
         unsafe { made.tools.words.write(at.device, at.stream, made.page.address(0), 0) }?;
@@ -140,7 +140,7 @@ impl Fences {
     ///
     /// [`ErrorKind::Protocol`] for a page that is too short or may be shortened, and those of [`make`](Self::make).
     pub(super) fn open(tools: Tools, file: &OwnedFd, at: &At, process: Option<&Arc<OwnedFd>>) -> Result<Self> {
-        Self::of(memory::open(file, PAGE, Writing::Shared)?, Role::Opens, tools, at, process)
+        Self::of(memory::open(file, PAGE, Writing::Shared)?, Role::Importer, tools, at, process)
     }
 
     fn of(mapping: Arc<Mapping>, role: Role, tools: Tools, at: &At, process: Option<&Arc<OwnedFd>>) -> Result<Self> {
@@ -174,9 +174,9 @@ impl Fences {
         let known = self.devices.iter().find(|(_, (known, _))| known.uuid == at.uuid);
         match (known, self.role) {
             (Some((number, _)), _) => Ok(*number),
-            (None, Role::Lends) if self.devices.len() < WORDS / 2 => Ok(self.devices.len()),
-            (None, Role::Lends) => Err(Error::new(ErrorKind::Device, "a page of words has no room for a device")),
-            (None, Role::Opens) => Err(broken("it has shared memory of a device without a point")),
+            (None, Role::Exporter) if self.devices.len() < WORDS / 2 => Ok(self.devices.len()),
+            (None, Role::Exporter) => Err(Error::new(ErrorKind::Device, "a page of words has no room for a device")),
+            (None, Role::Importer) => Err(broken("it has shared memory of a device without a point")),
         }
     }
 
@@ -189,13 +189,13 @@ impl Fences {
     /// reached.
     pub(super) fn wait(&mut self, at: &At, word: usize, value: u64) -> Result<()> {
         let number = word / 2;
-        let is_reached = self.role == Role::Opens && value == 0;
+        let is_reached = self.role == Role::Importer && value == 0;
         let counted = is_reached || (1..RELEASED).contains(&value);
         let theirs = word < WORDS && word % 2 == self.role.other().word() && counted;
         let is_it = |(of, (known, _)): (&usize, &(At, u64))| *of == number && known.uuid == at.uuid;
         let is_other = |(of, (known, _)): (&usize, &(At, u64))| *of == number || known.uuid == at.uuid;
         let known = self.devices.iter().any(is_it);
-        let is_new = self.role == Role::Opens && !self.devices.iter().any(is_other);
+        let is_new = self.role == Role::Importer && !self.devices.iter().any(is_other);
         if !theirs || !(known || is_new) {
             return Err(broken("a point has a word or a value that its process may not write"));
         }
@@ -423,14 +423,14 @@ mod tests {
         /// released in the end, and a device keeps its word.
         #[test]
         fn hostile_points_are_refused(
-            lends in any::<bool>(),
+            exports in any::<bool>(),
             points in prop::collection::vec((0u8..4, prop_oneof![0usize..8, any::<usize>()], any::<u64>()), 1..20),
         ) {
             let [exporter, importer] = ends([None; 2]);
-            let ((mut end, fake), own) = if lends { (exporter, 0) } else { (importer, 1) };
+            let ((mut end, fake), own) = if exports { (exporter, 0) } else { (importer, 1) };
             let (mut words, start) = (BTreeMap::new(), end.page.address(0));
             for (device, word, value) in points {
-                if end.wait(&at(device), word, value).is_ok() && (lends || value > 0) {
+                if end.wait(&at(device), word, value).is_ok() && (exports || value > 0) {
                     let Some((true, _, address, asked)) = fake.taken().pop() else { panic!("nothing was asked") };
                     prop_assert_eq!(((address - start) / 8, asked), (word, value));
                     prop_assert!(word < WORDS && word % 2 != own && (1..RELEASED).contains(&value));
@@ -537,12 +537,12 @@ mod tests {
 
     #[test]
     fn only_the_words_of_the_other_side_are_released() {
-        for lends in [true, false] {
+        for exports in [true, false] {
             let [(exporter, _), (importer, _)] = ends([None; 2]);
-            let (end, own) = if lends { (exporter, 0) } else { (importer, 1) };
+            let (end, own) = if exports { (exporter, 0) } else { (importer, 1) };
             end.page.release(end.role.other());
             let released = (0..WORDS).filter(|word| end.page.word(*word).load(Relaxed) == RELEASED);
-            assert!(released.eq((1 - own..WORDS).step_by(2)), "{lends}");
+            assert!(released.eq((1 - own..WORDS).step_by(2)), "{exports}");
         }
     }
 

@@ -15,9 +15,9 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
     /// It waits for the owners of what is shared, and for the processes that give it back.
-    Lends,
+    Exporter,
     /// It waits for the processes that share, and for the readers here.
-    Opens,
+    Importer,
 }
 
 /// Returns the stream of a device for a role. It lives as long as the process.
@@ -38,8 +38,8 @@ pub(crate) fn stream(device: Device, role: Role) -> Result<Stream> {
 }
 
 /// Makes the stream for what is shared wait for the work that is now in another one.
-pub(crate) fn lend_after(device: Device, stream: Stream) -> Result<()> {
-    let lane = lane(device, Role::Lends)?;
+pub(crate) fn export_after(device: Device, stream: Stream) -> Result<()> {
+    let lane = lane(device, Role::Exporter)?;
     // SAFETY: the streams of this crate are alive, as the module `device` says.
     unsafe { ordering().order(device, stream, lane.stream) }
 }
@@ -119,7 +119,7 @@ impl Orders {
 
     /// Returns how the two ends order their work, which the exporter chooses now if it was not.
     fn means(&mut self, at: &At) -> Result<&mut Means> {
-        if let (Means::Unknown, Role::Lends) = (&self.means, self.role) {
+        if let (Means::Unknown, Role::Exporter) = (&self.means, self.role) {
             self.means = match Fences::make(tools()?, at, self.process.as_ref()) {
                 Ok((fences, page)) => {
                     self.page = Some(Arc::new(page));
@@ -136,7 +136,7 @@ impl Orders {
         for point in points {
             let (Point::Word { device, .. } | Point::Event { device, .. }) = point;
             let lane = lane(device_of(device)?, self.role)?;
-            if let (Means::Unknown, Role::Opens) = (&self.means, self.role) {
+            if let (Means::Unknown, Role::Importer) = (&self.means, self.role) {
                 self.means = match page {
                     Some(page) => Means::Words(Fences::open(tools()?, page, &lane, self.process.as_ref())?),
                     None => Means::Events,

@@ -45,7 +45,7 @@ impl Service for Clerk {
 
     fn join(&mut self, process: Option<&Arc<OwnedFd>>) -> Peer {
         let peer = self.desk.book().join();
-        self.orders.insert(peer, Orders::new(Role::Lends, process.cloned()));
+        self.orders.insert(peer, Orders::new(Role::Exporter, process.cloned()));
         peer
     }
 

@@ -66,7 +66,7 @@ impl Connection {
         }
         // No lock is held during the wait for the other process. Two threads may connect at once, which does no harm.
         let line = Arc::new(Line::connect(path)?);
-        let orders = Mutex::new(Orders::new(Role::Opens, line.process().cloned()));
+        let orders = Mutex::new(Orders::new(Role::Importer, line.process().cloned()));
         let connection = Arc::new(Self {
             line,
             shares: Mutex::default(),

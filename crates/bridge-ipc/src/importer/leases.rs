@@ -2,7 +2,7 @@
 
 use super::{Import, containing};
 use crate::tensor::Keeps;
-use bridge_core::{Lent, Result};
+use bridge_core::{Export, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ impl Leases {
     /// # Errors
     ///
     /// [`ErrorKind::Gone`](bridge_core::ErrorKind::Gone).
-    pub fn check(&mut self, lent: &Lent) -> Result<()> {
-        let Some((import, _)) = containing(lent) else { return Ok(()) };
+    pub fn check(&mut self, exported: &Export) -> Result<()> {
+        let Some((import, _)) = containing(exported) else { return Ok(()) };
         if !self.0.iter().any(|known| Arc::ptr_eq(known, &import)) {
             import.check()?;
             self.0.push(import);

@@ -13,7 +13,7 @@ use crate::sync::MutexGuard;
 use crate::tensor::{IpcTensor, Keeps};
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, Segment, Why};
-use bridge_core::{Access, Device, Error, ErrorKind, Layout, Lent, Result, Stream};
+use bridge_core::{Access, Device, Error, ErrorKind, Export, Layout, Result, Stream};
 use connection::{Connection, Share};
 use leases::Hulls;
 pub use leases::Leases;
@@ -116,8 +116,8 @@ fn registry() -> MutexGuard<'static, Registry> {
 /// # Errors
 ///
 /// [`ErrorKind::Gone`].
-pub fn check(lent: &Lent) -> Result<()> {
-    containing(lent).map_or(Ok(()), |(import, _)| import.check())
+pub fn check(exported: &Export) -> Result<()> {
+    containing(exported).map_or(Ok(()), |(import, _)| import.check())
 }
 
 /// Returns whether this process has a lease of another one.
@@ -126,8 +126,8 @@ pub fn is_leasing() -> bool {
 }
 
 /// Returns the lease that a tensor's memory is on, and the number of the segment.
-pub(crate) fn containing(lent: &Lent) -> Option<(Arc<Import>, usize)> {
-    let hull = lent.layout().hull(lent.data(), None).ok()?;
+pub(crate) fn containing(exported: &Export) -> Option<(Arc<Import>, usize)> {
+    let hull = exported.layout().hull(exported.data(), None).ok()?;
     let found: SmallVec<[_; 1]> = match registry().range(..=hull.start).next_back() {
         Some((_, found)) if !hull.is_empty() => {
             found.iter().filter_map(|(import, number)| Some((import.upgrade()?, *number))).collect()
@@ -166,7 +166,7 @@ impl Drop for Import {
         match self.kept {
             // A keeper waits for no work: the lease is returned when that has run.
             Some(_) => {
-                let streams = devices.iter().filter_map(|on| Some((*on, device::stream(*on, Role::Opens).ok()?)));
+                let streams = devices.iter().filter_map(|on| Some((*on, device::stream(*on, Role::Importer).ok()?)));
                 device::drop_after(&streams.collect::<Vec<_>>(), Arc::new(lease));
             }
             // After the readers here, and where memory of a pool was closed.
@@ -338,6 +338,6 @@ fn tensor(described: &Described, import: &Arc<Import>) -> Result<IpcTensor> {
     let data = bytes.start.checked_add(offset).ok_or_else(|| broken("an offset is too large"))?;
     layout.hull(data, Some(&bytes)).map_err(wrong)?;
     let access = if open.segment.writing() == Writing::Never { Access::ReadOnly } else { Access::ReadWrite };
-    let stream = if device::in_streams(device) { Some(device::stream(device, Role::Opens)?) } else { None };
+    let stream = if device::in_streams(device) { Some(device::stream(device, Role::Importer)?) } else { None };
     Ok(IpcTensor::imported((data, dtype, layout), (device, access, stream), Arc::clone(import) as _))
 }

@@ -3,7 +3,7 @@
 use super::child::{Child, ipc, is_gone, read, runs_alone, seen};
 use super::{Folder, LONG, PATIENCE, host, share, wait_for};
 use bridge_core::{
-    Access, Adapter, Allocation, COPY_ALIGNMENT, DType, ErrorKind, Layout, Lent, Memory, Options, Order, Permutation,
+    Access, Adapter, Allocation, COPY_ALIGNMENT, DType, ErrorKind, Export, Layout, Memory, Options, Order, Permutation,
     copy_into,
 };
 use bridge_ipc::{Held, Ipc, Limits, Parcel, Road, Ticket, Writing, check, is_leasing, open, road};
@@ -144,11 +144,11 @@ fn a_revoked_share_is_said_to_be_gone() {
 }
 
 /// Returns bytes at these addresses, which no code reads.
-fn bytes_at(start: usize, end: usize) -> Lent {
+fn bytes_at(start: usize, end: usize) -> Export {
     let layout = Layout::new(DType::UINT8, &[(end - start) as i64], None, 0).unwrap();
     // SAFETY: nothing reads the memory, which may not exist.
     let memory = unsafe { Memory::new(Allocation::host(start..end, Access::ReadOnly), ()) };
-    Lent::new(DType::UINT8, layout, memory).unwrap()
+    Export::new(DType::UINT8, layout, memory).unwrap()
 }
 
 /// A tensor of any framework lies in the memory of a share if all of its elements do.

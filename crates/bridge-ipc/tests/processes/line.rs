@@ -79,7 +79,7 @@ fn heard(socket: &mut UnixStream) -> (u64, String) {
 }
 
 /// Answers with a lease on memory of so many bytes, of which 64 are used.
-fn lend(socket: &UnixStream, number: u64, lease: u64, nbytes: u64) {
+fn grant(socket: &UnixStream, number: u64, lease: u64, nbytes: u64) {
     let body = format!(r#"{{"is":"opened","lease":{lease},"content":{CONTENT}}}"#);
     send(socket, &Answer { bytes: numbered(number, body.as_bytes()), files: vec![memory(nbytes, ALL)] });
 }
@@ -169,12 +169,12 @@ fn a_late_answer_is_given_back() {
             number
         };
         let first = asked(&mut socket, 1);
-        lend(&socket, first, 7, 64);
+        grant(&socket, first, 7, 64);
         let (second, third) = (asked(&mut socket, 2), asked(&mut socket, 3));
         assert!(first < second && second < third);
         // Too few bytes for the content: the wrong descriptor would be refused.
-        lend(&socket, second, 8, 1);
-        lend(&socket, third, 9, 64);
+        grant(&socket, second, 8, 1);
+        grant(&socket, third, 9, 64);
         assert_eq!(heard(&mut socket), (0, r#"{"do":"return","lease":8}"#.into()));
         assert_eq!(opens.join().unwrap(), 64);
     });
@@ -213,7 +213,7 @@ fn a_keeper_takes_no_memory_that_may_grow() {
         let put = scope.spawn(|| client.put("memory", &other.ticket(1), 1).map_err(|error| error.kind()));
         let mut socket = other.accept();
         let (number, _) = heard(&mut socket);
-        lend(&socket, number, 1, 64);
+        grant(&socket, number, 1, 64);
         assert_eq!(put.join().unwrap(), Err(ErrorKind::Protocol));
     });
 }
@@ -262,10 +262,10 @@ fn an_answer_that_was_not_asked_for_is_none() {
         });
         let mut socket = other.accept();
         assert_eq!(heard(&mut socket).0, 1);
-        lend(&socket, first, 1, 64);
+        grant(&socket, first, 1, 64);
         if let Some(second) = second {
             assert_eq!(heard(&mut socket).0, 2);
-            lend(&socket, second, 2, 64);
+            grant(&socket, second, 2, 64);
         }
         assert_eq!(opens.join().unwrap().unwrap_err().kind(), ErrorKind::Protocol, "{first} {second:?}");
     }
@@ -284,7 +284,7 @@ fn a_notice_with_a_number_is_no_answer() {
     });
     let mut socket = other.accept();
     let number = heard(&mut socket).0;
-    lend(&socket, number, 1, 64);
+    grant(&socket, number, 1, 64);
     let number = heard(&mut socket).0;
     say(&socket, number, r#"{"is":"revoked","share":9}"#);
     assert_eq!(opens.join().unwrap(), [Err(ErrorKind::Protocol); 2]);
@@ -318,7 +318,7 @@ fn a_fork_does_not_read_its_parents_connection() {
         });
         let mut socket = other.accept();
         let (number, _) = heard(&mut socket);
-        lend(&socket, number, 1, 64);
+        grant(&socket, number, 1, 64);
         say(&socket, 0, r#"{"is":"revoked","share":6}"#);
         say(&socket, 0, r#"{"is":"revoked","share":5}"#);
         is_revoked.send(()).unwrap();
@@ -441,7 +441,7 @@ fn a_thread_that_waits_for_another_is_interrupted() {
         let mut socket = other.accept();
         let (number, _) = heard(&mut socket);
         assert_eq!(interrupted(|| one(&second)).unwrap_err().kind(), ErrorKind::Framework);
-        lend(&socket, number, 1, 64);
+        grant(&socket, number, 1, 64);
         waits.join().unwrap().unwrap();
     });
 }

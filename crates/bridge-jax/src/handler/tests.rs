@@ -1,7 +1,7 @@
 use super::*;
 use crate::fed::{Feed, Overwritten};
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, Copies, DeviceBuffer, DeviceKind, HostOnly, Layout, Lent, Memory, Offer,
+    Access, Adapter, Allocation, Consumer, Copies, DeviceBuffer, DeviceKind, Export, HostOnly, Layout, Memory, Offer,
     Options, Profile, Result, Reuse, Strided, Views, transfer,
 };
 use std::ffi::CStr;
@@ -59,14 +59,14 @@ unsafe impl Adapter for Framework {
         Arc::new(Views::default())
     }
 
-    fn export(&self, source: &Source) -> Result<Lent> {
+    fn export(&self, source: &Source) -> Result<Export> {
         let start = source.memory.as_ptr().expose_provenance();
         let bytes = start..start + source.memory.len() * 4;
         let (device, access, stream) = (source.device, source.access, source.stream);
         let allocation = Allocation::new(bytes, device, access, stream, Reuse::InStreamOrder);
         // SAFETY: the vector owns the bytes, and nothing else uses them meanwhile.
         let memory = unsafe { Memory::new(allocation, source.memory.clone()) };
-        Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &source.shape, None, 0)?, memory)
+        Export::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &source.shape, None, 0)?, memory)
     }
 
     fn import(&self, _: Offer<'_>) -> Result<Source> {
@@ -89,7 +89,7 @@ unsafe impl Adapter for Feeding<'_> {
         self.1.clone()
     }
 
-    fn export(&self, _: &Feed) -> Result<Lent> {
+    fn export(&self, _: &Feed) -> Result<Export> {
         unreachable!("the tests feed tensors")
     }
 

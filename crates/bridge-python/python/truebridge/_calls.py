@@ -69,11 +69,11 @@ def call(function: Callable[..., _Result], *args: Any, stream: Any = None, read_
     >>> total
     tensor([2., 2.])
     """
-    lent, loans, place = _core.lend_together(args, stream, read_only)
+    loaned, loans, place = _core.lend_together(args, stream, read_only)
     with ExitStack() as stack:
         for loan in loans:
             stack.enter_context(loan)
         for name, setter in _SETTERS.items():
             if place is not None and name in sys.modules:
                 stack.enter_context(setter(sys.modules[name], *place))
-        return function(*lent)
+        return function(*loaned)

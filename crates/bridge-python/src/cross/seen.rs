@@ -4,7 +4,7 @@ use super::may_be_gone;
 use crate::debug::{self, Owned};
 use crate::trace::{Call, Facts, Outcome};
 use crate::watch::is_debugging;
-use bridge_core::{Adapter, Consumer, DType, Device, Failed, Lent, Offer, Order, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Export, Failed, Offer, Order, Profile, Result};
 use bridge_ipc::Leases;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -63,23 +63,23 @@ unsafe impl<F: Owned> Adapter for Seen<'_, F> {
         self.adapter.consumer()
     }
 
-    fn export(&self, tensor: &F) -> Result<Lent> {
-        let lent = self.adapter.export(tensor)?;
+    fn export(&self, tensor: &F) -> Result<Export> {
+        let exported = self.adapter.export(tensor)?;
         if may_be_gone::<F>() {
-            self.leases.borrow_mut().check(&lent)?;
+            self.leases.borrow_mut().check(&exported)?;
         }
         if self.call.is_none() {
-            return Ok(lent);
+            return Ok(exported);
         }
         self.facts.borrow_mut().get_or_insert_with(|| Facts {
-            dtype: lent.dtype(),
-            shape: lent.layout().shape().into(),
-            nbytes: lent.layout().nbytes(),
-            device: lent.device(),
+            dtype: exported.dtype(),
+            shape: exported.layout().shape().into(),
+            nbytes: exported.layout().nbytes(),
+            device: exported.device(),
         });
         match self.to.filter(|_| is_debugging()) {
-            Some(to) => debug::exported(self.adapter, tensor, lent, to),
-            None => Ok(lent),
+            Some(to) => debug::exported(self.adapter, tensor, exported, to),
+            None => Ok(exported),
         }
     }
 

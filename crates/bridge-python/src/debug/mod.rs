@@ -11,7 +11,7 @@ mod streams;
 use crate::ordering::ordering;
 use crate::watch::{DEBUGGING, set};
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, Device, DeviceKind, Keep, Lent, Memory, Result, Reuse, Stream, poison,
+    Access, Adapter, Allocation, Consumer, Device, DeviceKind, Export, Keep, Memory, Result, Reuse, Stream, poison,
 };
 use bridge_pyo3::{PyTensor, drop_guarded, framework_error, probe, with_gil};
 use last::Hold;
@@ -64,26 +64,31 @@ impl Drop for Owner {
 /// What happens when the memory is given back. It is dropped with the GIL, on a thread that Python knows.
 struct Ending {
     /// `None` only while it is being dropped; so with `hold`.
-    lent: Option<Lent>,
+    exported: Option<Export>,
     hold: Option<Hold>,
     place: Place,
     memory: Allocation,
     /// What a view must leave as it is, and its hash at the export.
     constant: Option<u64>,
-    /// Keeps the stream, in which the memory is overwritten after `lent` is dropped.
+    /// Keeps the stream, in which the memory is overwritten after `exported` is dropped.
     keep: Option<Keep>,
 }
 
 /// Looks at an export: asks the driver about streams, and returns the same tensor in an [`Owner`].
 #[cold]
-pub(crate) fn exported<T: Owned>(from: &dyn Adapter<Tensor = T>, tensor: &T, lent: Lent, to: &str) -> Result<Lent> {
+pub(crate) fn exported<T: Owned>(
+    from: &dyn Adapter<Tensor = T>,
+    tensor: &T,
+    exported: Export,
+    to: &str,
+) -> Result<Export> {
     let framework = &from.profile().name;
     let ask =
         |py: Python<'_>| -> PyResult<_> { Ok((probe(py, site(py))?.unwrap_or_default(), tensor.hold(framework)?)) };
     let asked = Python::attach(|py| ask(py).map_err(|error| framework_error(py, framework, error)));
     let ((file, line), hold) = asked?;
     let place = Place { from: framework.clone(), to: to.into(), file, line };
-    let buffer = lent.buffer();
+    let buffer = exported.buffer();
     let bytes = buffer.address()..buffer.address() + buffer.len();
     let (device, stream) = (buffer.device(), buffer.stream());
     let memory = Allocation::new(bytes, device, buffer.access(), stream, buffer.reuse());
@@ -93,13 +98,13 @@ pub(crate) fn exported<T: Owned>(from: &dyn Adapter<Tensor = T>, tensor: &T, len
         streams::saw(&place.from, &*consumer, device, stream);
         report(Moment::Export, &place, device, stream, None);
     }
-    let (data, dtype, layout) = (lent.data(), lent.dtype(), lent.layout().clone());
-    let pending = lent.pending();
-    let constant = constant(&lent);
-    let owner = Owner(Some(Ending { lent: Some(lent), hold, place, memory: memory.clone(), constant, keep }));
+    let (data, dtype, layout) = (exported.data(), exported.dtype(), exported.layout().clone());
+    let pending = exported.pending();
+    let constant = constant(&exported);
+    let owner = Owner(Some(Ending { exported: Some(exported), hold, place, memory: memory.clone(), constant, keep }));
     // SAFETY: these are the properties of the buffer inside, whose producer has made the promises. The owner drops it
     // where it would be dropped itself, and then only what it holds besides, in the same stream order.
-    Ok(Lent::at(data, dtype, layout, unsafe { Memory::new(memory, owner) })?.with_pending(pending))
+    Ok(Export::at(data, dtype, layout, unsafe { Memory::new(memory, owner) })?.with_pending(pending))
 }
 
 /// Remembers the stream that a consumer has now.
@@ -120,11 +125,11 @@ pub(crate) fn named(device: Device, stream: Stream, framework: &str, keep: Optio
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let (lent, hold, place, keep) = (self.lent.take(), self.hold.take(), &self.place, self.keep.take());
+        let (exported, hold, place, keep) = (self.exported.take(), self.hold.take(), &self.place, self.keep.take());
         let Allocation { bytes, device, stream, reuse, .. } = self.memory.clone();
         // This thread may be another one.
         let stream = stream.map(Stream::on_any_thread);
-        let (constant, lived) = (self.constant, lent.as_ref().and_then(constant));
+        let (constant, lived) = (self.constant, exported.as_ref().and_then(constant));
         // Once the interpreter shuts down, both are dropped with the closure.
         with_gil(move |py| {
             if let Some(stream) = stream {
@@ -134,7 +139,7 @@ impl Drop for Ending {
                 found(py, "write", (device, 0, 0), place);
             }
             // What the framework itself has kept for the tensor goes first, so that the hold can be the last.
-            drop(lent);
+            drop(exported);
             let is_freed = |hold: &Hold| poison::is_on() && !bytes.is_empty() && hold.is_last(py, &bytes);
             if let Some(hold) = hold.filter(is_freed) {
                 overwrite((hold, keep), bytes, device, stream, reuse);
@@ -144,8 +149,8 @@ impl Drop for Ending {
 }
 
 /// Returns a hash of the elements, where they lie in memory of the host without gaps and no view may write to them.
-fn constant(lent: &Lent) -> Option<u64> {
-    let (layout, buffer) = (lent.layout(), lent.buffer());
+fn constant(exported: &Export) -> Option<u64> {
+    let (layout, buffer) = (exported.layout(), exported.buffer());
     let is_constant = buffer.access().forbids_writes() && buffer.device() == Device::CPU && layout.is_compact();
     if !is_constant || layout.numel() == 0 {
         return None;
@@ -153,7 +158,7 @@ fn constant(lent: &Lent) -> Option<u64> {
     let mut hash = DefaultHasher::new();
     // SAFETY: the export keeps the elements. Its users promise not to write to them; where one does so all the same, on
     // another thread, the hash is that of some of the bytes.
-    hash.write(unsafe { slice::from_raw_parts(lent.as_ptr::<u8>(), layout.nbytes()) });
+    hash.write(unsafe { slice::from_raw_parts(exported.as_ptr::<u8>(), layout.nbytes()) });
     Some(hash.finish())
 }
 

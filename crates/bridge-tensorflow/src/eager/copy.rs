@@ -6,13 +6,13 @@ use crate::eager::seen::read;
 use crate::runtime::dtypes::{self, UINT8};
 use crate::runtime::status::Status;
 use crate::runtime::tensor::RuntimeTensor;
-use bridge_core::{Error, ErrorKind, Lent, Result};
+use bridge_core::{Error, ErrorKind, Export, Result};
 use std::ffi::CStr;
 use std::ops::Range;
 
 /// Returns a copy of an exported tensor, on the host.
-pub(crate) fn copied_on_host(eager: &'static EagerRuntime, lent: &Lent) -> Result<Handle> {
-    let (code, layout, bytes) = (dtypes::required(lent.dtype())?, lent.layout(), lent.as_ptr());
+pub(crate) fn copied_on_host(eager: &'static EagerRuntime, exported: &Export) -> Result<Handle> {
+    let (code, layout, bytes) = (dtypes::required(exported.dtype())?, exported.layout(), exported.as_ptr());
     // SAFETY: the exported tensor is compact host memory of that many bytes, and ready.
     let copy = unsafe { RuntimeTensor::copied(&eager.runtime.core, code, layout.shape(), bytes, layout.nbytes()) }?;
     Handle::of(eager, &copy)
@@ -28,10 +28,10 @@ pub(crate) unsafe fn copied_on_device(
     eager: &'static EagerRuntime,
     context: *mut TFE_Context,
     place: &CStr,
-    lent: Lent,
+    exported: Export,
     wait: impl FnOnce(*mut TFE_TensorHandle, &Status<'_>) -> Result<()>,
 ) -> Result<(Option<Handle>, Range<usize>)> {
-    let (start, nbytes) = (lent.data(), lent.layout().nbytes());
+    let (start, nbytes) = (exported.data(), exported.layout().nbytes());
     if nbytes == 0 {
         return Ok((None, 0..0));
     }
@@ -43,7 +43,7 @@ pub(crate) unsafe fn copied_on_device(
     // SAFETY: the caller's obligation; the exported tensor keeps its compact memory, which is on this GPU. The copy is
     // ours, and on a device of this process.
     unsafe {
-        let bytes = Handle::over(eager, context, place, (UINT8, &[nbytes as i64]), start..start + nbytes, lent)?;
+        let bytes = Handle::over(eager, context, place, (UINT8, &[nbytes as i64]), start..start + nbytes, exported)?;
         let copy = execute(eager, context, COPY, place, &bytes, &[(c"T", UINT8)])?;
         wait(copy.raw(), &status)?;
         let (_, start) = read(eager, copy.raw(), &status)?;

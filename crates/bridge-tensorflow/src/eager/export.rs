@@ -9,16 +9,16 @@ use crate::eager::process::{Process, SYMBOLIC, raised};
 use crate::eager::seen::{Seen, is_ready};
 use crate::runtime::dtypes;
 use crate::runtime::status::Status;
-use bridge_core::{DeviceKind, Dims, Error, ErrorKind, Lent, Result};
+use bridge_core::{DeviceKind, Dims, Error, ErrorKind, Export, Result};
 use bridge_pyo3::{Borrowed, PyTensor, call, not_a_tensor};
 use pyo3::intern;
 use pyo3::prelude::*;
 use std::ffi::CStr;
 
 /// Exports an eager tensor, or the current value of a variable.
-pub(crate) fn lend(process: &'static Process, object: &PyTensor<'_>) -> Result<Lent> {
+pub(crate) fn export(process: &'static Process, object: &PyTensor<'_>) -> Result<Export> {
     if process.is_eager(object) {
-        return seen(process, object)?.lend();
+        return seen(process, object)?.export();
     }
     if process.is_variable(object) {
         if !process.executes_eagerly(object.py())? {
@@ -28,11 +28,11 @@ pub(crate) fn lend(process: &'static Process, object: &PyTensor<'_>) -> Result<L
         let value = call(object, intern!(object.py(), "value"), &[]);
         let value = value.map_err(|error| without_value(object, Some(error)))?;
         if process.is_eager(&value) {
-            let lent = seen(process, &value)?.lend()?;
+            let exported = seen(process, &value)?.export()?;
             // What TensorFlow reads of a variable without a value is an empty tensor.
-            return match lent.layout().numel() == 0 && !is_initialized(object) {
+            return match exported.layout().numel() == 0 && !is_initialized(object) {
                 true => Err(without_value(object, None)),
-                false => Ok(lent),
+                false => Ok(exported),
             };
         }
     }
@@ -62,7 +62,7 @@ fn without_value(variable: &PyTensor<'_>, error: Option<PyErr>) -> Error {
 /// Borrows an eager tensor. The value of a variable is a tensor of its own, so it is exported.
 pub(crate) fn borrow<'a>(process: &'static Process, object: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
     if !process.is_eager(object) {
-        return Borrowed::of(object, lend(process, object)?);
+        return Borrowed::of(object, export(process, object)?);
     }
     let Seen { dtype, layout, address, access, device, stream, .. } = seen(process, object)?;
     Ok(Borrowed::new(object, address, dtype, layout, device, access, stream))
@@ -122,16 +122,17 @@ unsafe fn wait(py: Python<'_>, process: &Process, handle: *mut TFE_TensorHandle,
 
 /// Returns a copy of a tensor in memory of TensorFlow's.
 pub(crate) fn compact<'py>(process: &'static Process, object: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-    let (py, lent) = (object.py(), lend(process, object)?);
-    if lent.device().kind != DeviceKind::CUDA {
-        return import::eager_tensor(py, process, copied_on_host(&process.eager, &lent)?);
+    let (py, exported) = (object.py(), export(process, object)?);
+    if exported.device().kind != DeviceKind::CUDA {
+        return import::eager_tensor(py, process, copied_on_host(&process.eager, &exported)?);
     }
-    let (code, device, shape) = (dtypes::required(lent.dtype())?, lent.device(), Dims::from(lent.layout().shape()));
+    let (code, device, shape) =
+        (dtypes::required(exported.dtype())?, exported.device(), Dims::from(exported.layout().shape()));
     let (context, devices) = process.devices(py)?;
     let place = devices.name_of(device)?;
     // SAFETY: Python's context object keeps the context alive. What is waited for is the copy, which is alive.
     let (copy, bytes) = unsafe {
-        copied_on_device(&process.eager, context, place, lent, |handle, status| wait(py, process, handle, status))
+        copied_on_device(&process.eager, context, place, exported, |handle, status| wait(py, process, handle, status))
     }?;
     import::wrap_memory(py, process, device, code, &shape, bytes, copy)
 }

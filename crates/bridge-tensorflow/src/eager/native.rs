@@ -12,7 +12,9 @@ use crate::runtime::dtypes;
 use crate::runtime::library::Series;
 use crate::runtime::status::Status;
 use crate::runtime::tensor::no_tensor;
-use bridge_core::{Adapter, Consumer, DType, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Offer, Profile, Result};
+use bridge_core::{
+    Adapter, Consumer, DType, DeviceKind, Dims, Error, ErrorKind, Export, Layout, Offer, Profile, Result,
+};
 use std::ffi::{CStr, CString, c_int};
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, OnceLock};
@@ -225,8 +227,8 @@ unsafe impl Adapter for Eager {
         self.eager.runtime.consumer.clone()
     }
 
-    fn export(&self, tensor: &EagerTensor) -> Result<Lent> {
-        self.seen(tensor)?.lend()
+    fn export(&self, tensor: &EagerTensor) -> Result<Export> {
+        self.seen(tensor)?.export()
     }
 
     fn import(&self, offer: Offer) -> Result<EagerTensor> {
@@ -240,16 +242,16 @@ unsafe impl Adapter for Eager {
     }
 
     fn compact(&self, tensor: &EagerTensor) -> Result<EagerTensor> {
-        let lent = self.export(tensor)?;
-        if lent.device().kind != DeviceKind::CUDA {
-            return Ok(EagerTensor(Arc::new(copied_on_host(self.eager, &lent)?)));
+        let exported = self.export(tensor)?;
+        if exported.device().kind != DeviceKind::CUDA {
+            return Ok(EagerTensor(Arc::new(copied_on_host(self.eager, &exported)?)));
         }
-        let (code, shape) = (dtypes::required(lent.dtype())?, Dims::from(lent.layout().shape()));
-        let (context, place) = (self.context.0.as_ptr(), self.devices.name_of(lent.device())?);
+        let (code, shape) = (dtypes::required(exported.dtype())?, Dims::from(exported.layout().shape()));
+        let (context, place) = (self.context.0.as_ptr(), self.devices.name_of(exported.device())?);
         // SAFETY: the context is never deleted. The copy is alive while it is waited for, and keeps its memory.
         let handle = unsafe {
             let ready = |handle, status: &Status<'_>| wait(self.eager, handle, status);
-            let (copy, bytes) = copied_on_device(self.eager, context, place, lent, ready)?;
+            let (copy, bytes) = copied_on_device(self.eager, context, place, exported, ready)?;
             Handle::over(self.eager, context, place, (code, &shape), bytes, copy)
         }?;
         Ok(EagerTensor(Arc::new(handle)))

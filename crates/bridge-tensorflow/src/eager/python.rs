@@ -3,7 +3,7 @@
 use crate::eager::process::{Process, exhausted};
 use crate::eager::{export, import};
 use crate::runtime::Runtime;
-use bridge_core::{Adapter, Consumer, Lent, Offer, Profile, Result};
+use bridge_core::{Adapter, Consumer, Export, Offer, Profile, Result};
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::Python;
 use std::sync::Arc;
@@ -47,8 +47,8 @@ unsafe impl<'py> Adapter for TensorFlow2<'py> {
         self.runtime().consumer.clone()
     }
 
-    fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
-        export::lend(self.process, tensor).map_err(|error| exhausted(self.py, error))
+    fn export(&self, tensor: &PyTensor<'py>) -> Result<Export> {
+        export::export(self.process, tensor).map_err(|error| exhausted(self.py, error))
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {

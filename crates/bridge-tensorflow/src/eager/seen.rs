@@ -8,7 +8,7 @@ use crate::runtime::gpus::gpu_of;
 use crate::runtime::status::Status;
 use crate::runtime::tensor::no_tensor;
 use bridge_core::{
-    Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Stream,
+    Access, Allocation, DType, Device, Dims, Error, ErrorKind, Export, Layout, Memory, Result, Reuse, Stream,
 };
 use std::ffi::CStr;
 
@@ -65,7 +65,7 @@ impl Seen {
     }
 
     /// Exports the tensor.
-    pub(crate) fn lend(self) -> Result<Lent> {
+    pub(crate) fn export(self) -> Result<Export> {
         let Self { eager, handle, dtype, layout, address, access, device, stream, status } = self;
         // SAFETY: the handle is alive, and the status is ours; the returned reference is ours.
         let owner = unsafe {
@@ -78,7 +78,7 @@ impl Seen {
         // SAFETY: the handle keeps the memory, dtype and device are what TensorFlow reports, and TensorFlow works on it
         // in the one stream of the device.
         let memory = unsafe { Memory::new(Allocation::new(bytes, device, access, stream, reuse), owner) };
-        Lent::new(dtype, layout, memory)
+        Export::new(dtype, layout, memory)
     }
 }
 

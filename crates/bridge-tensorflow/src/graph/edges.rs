@@ -7,7 +7,7 @@ use crate::graph::results::copied;
 use crate::runtime::Runtime;
 use crate::runtime::kernel::register;
 use crate::runtime::stream;
-use bridge_core::{Adapter, Consumer, Lent, Offer, Profile, Result};
+use bridge_core::{Adapter, Consumer, Export, Offer, Profile, Result};
 use std::sync::Arc;
 
 /// The adapter for the edges of a runtime's graphs: it imports tensors to be fed, and exports those that a run has
@@ -55,9 +55,9 @@ unsafe impl Adapter for GraphEdges {
         self.0.consumer.clone()
     }
 
-    fn export(&self, tensor: &External) -> Result<Lent> {
+    fn export(&self, tensor: &External) -> Result<Export> {
         self.check(tensor)?;
-        tensor.lend()
+        tensor.export()
     }
 
     fn import(&self, offer: Offer) -> Result<External> {

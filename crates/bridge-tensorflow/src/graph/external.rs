@@ -9,7 +9,7 @@ use crate::runtime::library::Series;
 use crate::runtime::release::Owner;
 use crate::runtime::tensor::RuntimeTensor;
 use bridge_core::{
-    Access, Allocation, Consumer, DType, Device, Dims, Error, ErrorKind, Layout, Lease, Lent, Memory, Result, Reuse,
+    Access, Allocation, Consumer, DType, Device, Dims, Error, ErrorKind, Export, Layout, Lease, Memory, Result, Reuse,
     Stream,
 };
 use std::collections::HashMap;
@@ -231,7 +231,7 @@ impl External {
     }
 
     /// Exports it.
-    pub(crate) fn lend(&self) -> Result<Lent> {
+    pub(crate) fn export(&self) -> Result<Export> {
         let value = &self.value;
         let layout = Layout::new(value.dtype, &value.shape, None, 0)?;
         let reuse = if value.stream.is_none() { Reuse::InStreamOrder } else { Reuse::Unknown };
@@ -240,7 +240,7 @@ impl External {
         // SAFETY: the value keeps its memory. The kernel that fetched it has seen its device and the stream in which it
         // was written; for a fed tensor, the lease states them.
         let memory = unsafe { Memory::new(allocation, value.clone()) };
-        Lent::new(value.dtype, layout, memory)
+        Export::new(value.dtype, layout, memory)
     }
 }
 

@@ -5,7 +5,7 @@ use crate::graph::edges::GraphEdges;
 use crate::graph::external::External;
 use crate::runtime::Runtime;
 use crate::runtime::library::Series;
-use bridge_core::{Access, Adapter, Consumer, Error, ErrorKind, Lent, Offer, Profile, Result};
+use bridge_core::{Access, Adapter, Consumer, Error, ErrorKind, Export, Offer, Profile, Result};
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -49,7 +49,7 @@ unsafe impl Adapter for PyGraphEdges<'_> {
         self.edges.consumer()
     }
 
-    fn export(&self, tensor: &External) -> Result<Lent> {
+    fn export(&self, tensor: &External) -> Result<Export> {
         self.edges.export(tensor)
     }
 
@@ -215,7 +215,7 @@ unsafe impl<'py> Adapter for TensorFlow1<'py> {
         self.edges.consumer()
     }
 
-    fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
+    fn export(&self, tensor: &PyTensor<'py>) -> Result<Export> {
         self.edges.export(external(tensor)?.get().external())
     }
 

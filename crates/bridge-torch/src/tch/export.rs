@@ -8,7 +8,7 @@ use crate::memory::Kept;
 use ::tch::{Kind, TchError, Tensor};
 use bridge_core::planted::is_planted;
 use bridge_core::{
-    Access, Allocation, Consumer, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Order, Pending, Result,
+    Access, Allocation, Consumer, Device, DeviceKind, Error, ErrorKind, Export, Layout, Memory, Order, Pending, Result,
     Reuse, Stream,
 };
 use std::{ptr, slice};
@@ -19,7 +19,7 @@ enum Hold {
     Storage(#[expect(dead_code, reason = "it is dropped")] Held),
 }
 
-pub(crate) fn lend(runtime: &Runtime, tensor: &Tensor) -> Result<Lent> {
+pub(crate) fn export(runtime: &Runtime, tensor: &Tensor) -> Result<Export> {
     let libtorch = &runtime.libtorch;
     let device = screen(runtime, tensor)?;
     let number = libtorch.read(libtorch.dtype, tensor, 0)?;
@@ -44,7 +44,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &Tensor) -> Result<Lent> {
     // is deleted on any thread. The stream is libtorch's current one, whose streams are never destroyed; the allocator
     // reuses its own blocks after a stream that was recorded.
     let memory = unsafe { Memory::new(allocation, hold) };
-    Ok(Lent::at(data, dtype, layout, memory)?.with_pending(pending))
+    Ok(Export::at(data, dtype, layout, memory)?.with_pending(pending))
 }
 
 /// Refuses what is not strided memory outside autograd, and returns the device.

@@ -9,7 +9,7 @@ mod runtime;
 mod tests;
 
 use ::tch::Tensor;
-use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result, Stream};
+use bridge_core::{Adapter, Consumer, DType, Device, Export, Offer, Order, Profile, Result, Stream};
 use runtime::Runtime;
 use std::sync::Arc;
 
@@ -115,8 +115,8 @@ unsafe impl Adapter for Tch {
         self.runtime.consumer.clone()
     }
 
-    fn export(&self, tensor: &Tensor) -> Result<Lent> {
-        export::lend(self.runtime, tensor)
+    fn export(&self, tensor: &Tensor) -> Result<Export> {
+        export::export(self.runtime, tensor)
     }
 
     fn import(&self, offer: Offer) -> Result<Tensor> {

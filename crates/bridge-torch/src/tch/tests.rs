@@ -9,8 +9,8 @@ use crate::library::library_of;
 use crate::record::RecordStream;
 use ::tch::{Kind, Tensor};
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, ErrorKind, HostOnly, Layout, Lent, Memory, Offer,
-    Options, Order, Ordering, Profile, Result, Strides, transfer,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, ErrorKind, Export, HostOnly, Layout, Memory,
+    Offer, Options, Order, Ordering, Profile, Result, Strides, transfer,
 };
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -105,8 +105,8 @@ fn a_meta_tensor_is_refused() {
     assert_eq!(refused.to_string(), "a meta tensor has no memory: make a real one first");
 }
 
-/// Lends bytes as elements of a dtype, and imports as the adapter does, but accepts that dtype.
-struct Lends {
+/// Exports bytes as elements of a dtype, and imports as the adapter does, but accepts that dtype.
+struct Source {
     tch: Tch,
     profile: Profile,
     dtype: DType,
@@ -114,7 +114,7 @@ struct Lends {
     memory: Arc<[u8; 16]>,
 }
 
-impl Lends {
+impl Source {
     fn new(dtype: DType, length: i64) -> Self {
         let tch = tch_of_process().unwrap();
         let profile = tch.profile().clone().with_dtypes(vec![dtype]);
@@ -128,7 +128,7 @@ impl Lends {
 }
 
 // SAFETY: it only exports host memory.
-unsafe impl Adapter for Lends {
+unsafe impl Adapter for Source {
     type Tensor = Tensor;
 
     fn profile(&self) -> &Profile {
@@ -139,13 +139,13 @@ unsafe impl Adapter for Lends {
         self.tch.consumer()
     }
 
-    fn export(&self, _: &Tensor) -> Result<Lent> {
+    fn export(&self, _: &Tensor) -> Result<Export> {
         let (data, layout) =
             (self.memory.as_ptr().expose_provenance(), Layout::new(self.dtype, &[self.length], None, 0)?);
         let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadWrite);
         // SAFETY: the owner keeps the bytes, which no code uses.
         let memory = unsafe { Memory::new(allocation, self.memory.clone()) };
-        Lent::at(data, self.dtype, layout, memory)
+        Export::at(data, self.dtype, layout, memory)
     }
 
     fn import(&self, offer: Offer) -> Result<Tensor> {
@@ -160,17 +160,17 @@ unsafe impl Adapter for Lends {
 /// As of a call of libtorch that fails, without the word whether it has called the deleter.
 #[test]
 fn memory_that_libtorch_does_not_take_is_returned() {
-    let lends = Lends::new(DType::FLOAT8_E3M4, 4);
-    assert_eq!(lends.imported().unwrap_err().kind(), ErrorKind::Dtype);
-    assert_eq!(Arc::strong_count(&lends.memory), 1);
+    let source = Source::new(DType::FLOAT8_E3M4, 4);
+    assert_eq!(source.imported().unwrap_err().kind(), ErrorKind::Dtype);
+    assert_eq!(Arc::strong_count(&source.memory), 1);
 }
 
 /// Its storage is libtorch's own, which grows.
 #[test]
 fn a_tensor_without_elements_is_not_at_the_address_of_another_framework() {
-    let lends = Lends::new(DType::FLOAT32, 0);
-    let mut tensor = lends.imported().unwrap();
-    assert_eq!((tensor.size(), Arc::strong_count(&lends.memory)), (vec![0], 1));
+    let source = Source::new(DType::FLOAT32, 0);
+    let mut tensor = source.imported().unwrap();
+    assert_eq!((tensor.size(), Arc::strong_count(&source.memory)), (vec![0], 1));
     assert_eq!(tensor.f_resize_([2]).unwrap().f_fill_(5.0).unwrap().size(), [2]);
 }
 
