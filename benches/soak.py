@@ -131,14 +131,14 @@ def _soak(path: Path, known: dict[str, Bench]) -> Row:
 
 
 def _settled() -> tuple[int, int]:
-    """Return the views made, and those alive after garbage was collected and no retired memory waits for the device."""
+    """Return the views made, and those alive after garbage was collected and no release waits for the device."""
     bridge = importlib.import_module("truebridge")
     gc.collect()
     patience = time.monotonic() + 10
-    while bridge.stats()["retired"] and time.monotonic() < patience:
+    while bridge.stats()["pending"] and time.monotonic() < patience:
         time.sleep(0.01)
     stats = bridge.stats()
-    return stats["leased"], stats["leased"] - stats["released"] + stats["retired"] + stats["leaked"]
+    return stats["leased"], stats["leased"] - stats["released"] + stats["pending"] + stats["leaked"]
 
 
 def _resident() -> int:

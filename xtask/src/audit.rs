@@ -107,7 +107,7 @@ fn steps(python: &Path) -> Vec<Step> {
         ("Miri over arrays of the host", miri(&["test", "--quiet", "--tests", "-p", "truebridge-ndarray"])),
         ("Miri over the simulated device", miri(&["test", "--quiet", "--test", "sim", "-p", "truebridge-conformance"])),
         ("models of views and groups", Ok(models(&["-p", "truebridge-core", "--test", "models"]))),
-        ("models of retired memory", Ok(models(&["-p", "truebridge-cuda", "--lib", "models::"]))),
+        ("models of pending releases", Ok(models(&["-p", "truebridge-cuda", "--lib", "models::"]))),
         ("models of connections", Ok(models(&["-p", "truebridge-ipc", "--lib", "models::"]))),
         ("public API", api::ready().and_then(|()| itself(&["generate".as_ref(), "api".as_ref(), "--check".as_ref()]))),
         ("free-threaded Python", free_threaded()),

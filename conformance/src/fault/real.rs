@@ -82,7 +82,7 @@ real_faults! {
     "cuda_blocking_not_ordered", "order", "torch" -> "cupy", on_device true;
     "core_graph_view_returned", "graph", "torch" -> "cupy", on_device true;
     "core_capture_leaks", "graph", "torch" -> "cupy", on_device true;
-    "cuda_reaper_not_relaxed", "graph", "cupy" -> "torch", on_device true;
+    "cuda_releases_not_relaxed", "graph", "cupy" -> "torch", on_device true;
     "cuda_wait_skipped_in_a_capture", "graph", "cupy" -> "torch", on_device true;
 }
 

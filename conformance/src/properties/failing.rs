@@ -116,9 +116,9 @@ unsafe impl Ordering for FailingOrdering {
         unsafe { self.ordering.order_across(earlier, later) }
     }
 
-    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         // SAFETY: the caller's promise.
-        unsafe { self.ordering.retire(device, stream, buffer) };
+        unsafe { self.ordering.release_later(device, stream, buffer) };
     }
 
     unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
@@ -132,9 +132,9 @@ unsafe impl Ordering for FailingOrdering {
         unsafe { self.ordering.defer(device, stream, attempt) };
     }
 
-    unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_after_all_work(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         // SAFETY: the caller's promise.
-        unsafe { self.ordering.retire_after_all(device, stream, buffer) };
+        unsafe { self.ordering.release_after_all_work(device, stream, buffer) };
     }
 
     unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
@@ -142,13 +142,13 @@ unsafe impl Ordering for FailingOrdering {
         unsafe { self.ordering.is_captured(device, stream) }
     }
 
-    fn soon(&self, flush: Flush) {
-        self.ordering.soon(flush);
+    fn flush_later(&self, flush: Flush) {
+        self.ordering.flush_later(flush);
     }
 
-    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         // SAFETY: the caller's promise.
-        unsafe { self.ordering.retire_all(device, stream, buffers) };
+        unsafe { self.ordering.release_all_later(device, stream, buffers) };
     }
 
     fn copies(&self) -> Option<&dyn Copies> {

@@ -139,9 +139,9 @@ unsafe impl Ordering for WithoutCopies {
         unsafe { self.0.order_across(earlier, later) }
     }
 
-    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         // SAFETY: the caller's promise.
-        unsafe { self.0.retire(device, stream, buffer) };
+        unsafe { self.0.release_later(device, stream, buffer) };
     }
 
     unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
@@ -154,9 +154,9 @@ unsafe impl Ordering for WithoutCopies {
         unsafe { self.0.defer(device, stream, attempt) };
     }
 
-    unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_after_all_work(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         // SAFETY: the caller's promise.
-        unsafe { self.0.retire_after_all(device, stream, buffer) };
+        unsafe { self.0.release_after_all_work(device, stream, buffer) };
     }
 
     unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
@@ -164,13 +164,13 @@ unsafe impl Ordering for WithoutCopies {
         unsafe { self.0.is_captured(device, stream) }
     }
 
-    fn soon(&self, flush: Flush) {
-        self.0.soon(flush);
+    fn flush_later(&self, flush: Flush) {
+        self.0.flush_later(flush);
     }
 
-    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         // SAFETY: the caller's promise.
-        unsafe { self.0.retire_all(device, stream, buffers) };
+        unsafe { self.0.release_all_later(device, stream, buffers) };
     }
 
     fn copies(&self) -> Option<&dyn Copies> {

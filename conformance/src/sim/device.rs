@@ -103,12 +103,12 @@ struct State {
     handles: Vec<Stream>,
     /// The work that the host has waited for.
     host: Clock,
-    retired: Vec<(Event, Box<dyn DeviceBuffer>)>,
+    releases: Vec<(Event, Box<dyn DeviceBuffer>)>,
     capture: Option<Capture>,
     /// What returns memory after the capture.
     deferred: Vec<Deferred>,
     /// What the ordering is to call in a moment.
-    soon: Vec<Flush>,
+    flushes: Vec<Flush>,
     /// Whether it is called now.
     flushing: bool,
     found: Vec<String>,
@@ -139,10 +139,10 @@ impl SimDevice {
             per_thread: HashMap::new(),
             handles: Vec::new(),
             host: Clock::default(),
-            retired: Vec::new(),
+            releases: Vec::new(),
             capture: None,
             deferred: Vec::new(),
-            soon: Vec::new(),
+            flushes: Vec::new(),
             flushing: false,
             found: Vec::new(),
             random: Random::new(seed),
@@ -254,7 +254,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Runs all work, returns the memory that waits for it, and drops the retired buffers.
+    /// Runs all work, returns the memory that waits for it, and drops the released buffers.
     pub fn drain(&self) {
         loop {
             let mut state = self.lock();
@@ -264,14 +264,14 @@ impl SimDevice {
                 state.host.see(stream, tick);
             }
             state.memory.forget_past();
-            let done = state.retired.is_empty() && state.soon.is_empty();
+            let done = state.releases.is_empty() && state.flushes.is_empty();
             drop(state);
             if done {
                 return;
             }
-            // Dropping a view may retire the buffer that it was a view of.
+            // Dropping a view may release the buffer that it was a view of.
             self.flush();
-            self.drop_retired();
+            self.drop_released();
         }
     }
 
@@ -332,13 +332,13 @@ impl SimDevice {
         if self.lock().random.below(2) == 0 {
             self.flush();
         }
-        self.drop_retired();
+        self.drop_released();
     }
 
     /// Calls what is to be called in a moment.
     fn flush(&self) {
         let mut state = self.lock();
-        let flushes = std::mem::take(&mut state.soon);
+        let flushes = std::mem::take(&mut state.flushes);
         state.flushing = true;
         drop(state);
         // Without the lock: they order streams.
@@ -346,12 +346,12 @@ impl SimDevice {
         self.lock().flushing = false;
     }
 
-    /// Drops the retired buffers whose work is done.
-    fn drop_retired(&self) {
+    /// Drops the released buffers whose work is done.
+    fn drop_released(&self) {
         let mut state = self.lock();
-        let retired = std::mem::take(&mut state.retired);
-        let (done, waiting): (Vec<_>, Vec<_>) = retired.into_iter().partition(|(event, _)| state.reached(event));
-        state.retired.extend(waiting);
+        let releases = std::mem::take(&mut state.releases);
+        let (done, waiting): (Vec<_>, Vec<_>) = releases.into_iter().partition(|(event, _)| state.reached(event));
+        state.releases.extend(waiting);
         drop(state);
         // Without the lock, which their owners take to give memory back.
         drop(done);
@@ -592,15 +592,15 @@ unsafe impl Ordering for SimOrdering {
         Ok(())
     }
 
-    unsafe fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_later(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         match self.device.record(stream) {
-            Ok(event) => self.device.lock().retired.push((event, buffer)),
+            Ok(event) => self.device.lock().releases.push((event, buffer)),
             Err(error) if error.kind() == ErrorKind::Captured && stream == Stream::LEGACY => {
                 let (device, mut held) = (self.device.clone(), Some(buffer));
                 let attempt = move || {
                     let event = device.record(stream);
                     event.is_ok_and(|event| {
-                        device.lock().retired.extend(held.take().map(|buffer| (event, buffer)));
+                        device.lock().releases.extend(held.take().map(|buffer| (event, buffer)));
                         true
                     })
                 };
@@ -624,18 +624,18 @@ unsafe impl Ordering for SimOrdering {
         }
     }
 
-    fn soon(&self, flush: Flush) {
+    fn flush_later(&self, flush: Flush) {
         if self.fault != Some(Fault::FlushForgotten) {
-            self.device.lock().soon.push(flush);
+            self.device.lock().flushes.push(flush);
         }
     }
 
-    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         if self.fault == Some(Fault::GroupReleasedEarly) {
             return drop(buffers);
         }
         // SAFETY: the caller's promise.
-        buffers.into_iter().for_each(|buffer| unsafe { self.retire(device, stream, buffer) });
+        buffers.into_iter().for_each(|buffer| unsafe { self.release_later(device, stream, buffer) });
     }
 
     fn copies(&self) -> Option<&dyn Copies> {

@@ -245,7 +245,7 @@ typedef struct tb_counts {
   /* views returned */
   uint64_t released;
   /* how many of those wait for the device */
-  uint64_t retired;
+  uint64_t pending;
   /* views whose memory is never reused, because the driver could not tell when it may be */
   uint64_t leaked;
   /* results of graphs that were not taken yet */

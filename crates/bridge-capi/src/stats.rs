@@ -12,7 +12,7 @@ pub struct CCounts {
     /// views returned
     pub(crate) released: u64,
     /// how many of those wait for the device
-    pub(crate) retired: u64,
+    pub(crate) pending: u64,
     /// views whose memory is never reused, because the driver could not tell when it may be
     pub(crate) leaked: u64,
     /// results of graphs that were not taken yet
@@ -29,7 +29,7 @@ pub unsafe extern "C" fn tb_stats(out: *mut CCounts) -> Status {
         let counts = CCounts {
             leased: stats.leased,
             released: stats.released,
-            retired: bridge_cuda::retired() as u64,
+            pending: bridge_cuda::pending_releases() as u64,
             leaked: stats.leaked + bridge_cuda::leaked() as u64,
             untaken: External::untaken() as u64,
             reclaimed: External::reclaimed(),

@@ -200,14 +200,14 @@ static void wrong_devices_are_refused(void) {
 
 /* Memory that waits for the device is returned by a thread, a little later. */
 static void everything_is_returned(void) {
-  tb_counts counts = {.retired = 1};
+  tb_counts counts = {.pending = 1};
   const struct timespec millisecond = {0, 1000000};
   CU(sync());
-  for (int i = 0; i < 10000 && counts.retired > 0; ++i) {
+  for (int i = 0; i < 10000 && counts.pending > 0; ++i) {
     nanosleep(&millisecond, NULL);
     OK(tb_stats(&counts));
   }
-  CHECK(counts.retired == 0 && counts.leaked == 0 && counts.leased == counts.released);
+  CHECK(counts.pending == 0 && counts.leaked == 0 && counts.leased == counts.released);
 }
 
 int main(void) {

@@ -30,9 +30,9 @@ unsafe impl Ordering for WithCopies {
         unsafe { bridge_cuda::ordering().order_across(earlier, later) }
     }
 
-    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         // SAFETY: the caller's promise.
-        unsafe { bridge_cuda::ordering().retire(device, stream, buffer) };
+        unsafe { bridge_cuda::ordering().release_later(device, stream, buffer) };
     }
 
     unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
@@ -45,14 +45,14 @@ unsafe impl Ordering for WithCopies {
         unsafe { bridge_cuda::ordering().defer(device, stream, attempt) };
     }
 
-    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         // SAFETY: the caller's promise.
-        unsafe { bridge_cuda::ordering().retire_all(device, stream, buffers) };
+        unsafe { bridge_cuda::ordering().release_all_later(device, stream, buffers) };
     }
 
-    unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_after_all_work(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         // SAFETY: the caller's promise.
-        unsafe { bridge_cuda::ordering().retire_after_all(device, stream, buffer) };
+        unsafe { bridge_cuda::ordering().release_after_all_work(device, stream, buffer) };
     }
 
     unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
@@ -60,8 +60,8 @@ unsafe impl Ordering for WithCopies {
         unsafe { bridge_cuda::ordering().is_captured(device, stream) }
     }
 
-    fn soon(&self, flush: Flush) {
-        bridge_cuda::ordering().soon(flush);
+    fn flush_later(&self, flush: Flush) {
+        bridge_cuda::ordering().flush_later(flush);
     }
 
     fn copies(&self) -> Option<&dyn Copies> {

@@ -55,22 +55,22 @@ impl Alive<'_> {
         unsafe { self.0.defer(device, stream, attempt) }
     }
 
-    /// As [`Ordering::retire`].
-    pub(crate) fn retire(self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    /// As [`Ordering::release_later`].
+    pub(crate) fn release_later(self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         // SAFETY: as above.
-        unsafe { self.0.retire(device, stream, buffer) }
+        unsafe { self.0.release_later(device, stream, buffer) }
     }
 
-    /// As [`Ordering::retire_all`].
-    pub(crate) fn retire_all(self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    /// As [`Ordering::release_all_later`].
+    pub(crate) fn release_all_later(self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         // SAFETY: as above.
-        unsafe { self.0.retire_all(device, stream, buffers) }
+        unsafe { self.0.release_all_later(device, stream, buffers) }
     }
 
-    /// As [`Ordering::retire_after_all`], for the stream of the buffer itself.
-    pub(crate) fn retire_after_all(self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    /// As [`Ordering::release_after_all_work`], for the stream of the buffer itself.
+    pub(crate) fn release_after_all_work(self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         // SAFETY: the stream is that of the buffer, and by the contract of `DeviceBuffer` alive until it is dropped.
-        unsafe { self.0.retire_after_all(device, stream, buffer) }
+        unsafe { self.0.release_after_all_work(device, stream, buffer) }
     }
 }
 

@@ -248,6 +248,6 @@ impl<F, T> Conversion<'_, F, T> {
 fn return_original(exported: Export, ordering: &Arc<dyn Ordering>) {
     let (device, reuse) = (exported.buffer().device(), exported.buffer().reuse());
     if let (Some(stream), Reuse::Unknown) = (exported.buffer().stream(), reuse) {
-        alive(&**ordering).retire(device, stream, exported.into_buffer());
+        alive(&**ordering).release_later(device, stream, exported.into_buffer());
     }
 }

@@ -18,7 +18,7 @@ use std::sync::{Arc, PoisonError};
 /// group pays that once for the leases that are dropped together. The drop of a lease puts its buffer on the list of
 /// its group. The *flush* makes the owner's stream wait for the reader once, and then drops all buffers on the list. It
 /// runs when the last lease of the group is dropped, and otherwise about a millisecond after the first buffer was put
-/// on the list ([`Ordering::soon`]).
+/// on the list ([`Ordering::flush_later`]).
 ///
 /// # Why that is safe
 ///
@@ -53,7 +53,7 @@ pub(crate) struct Group {
 #[derive(Default)]
 struct List {
     waiting: Vec<Waiting>,
-    /// Whether [`Ordering::soon`] has a flush to call.
+    /// Whether [`Ordering::flush_later`] has a flush to call.
     expected: bool,
 }
 
@@ -106,7 +106,7 @@ impl Group {
             self.flush();
         } else if first {
             let group = Arc::downgrade(&self);
-            self.ordering.soon(Box::new(move || group.upgrade().into_iter().for_each(|group| group.flush())));
+            self.ordering.flush_later(Box::new(move || group.upgrade().into_iter().for_each(|group| group.flush())));
         }
     }
 
@@ -170,16 +170,16 @@ impl Group {
 
     /// Drops buffers for whose readers the owner's stream waits.
     fn give_back(&self, waiting: Vec<Waiting>) {
-        let mut retired: Vec<Box<dyn DeviceBuffer>> = Vec::new();
+        let mut deferred: Vec<Box<dyn DeviceBuffer>> = Vec::new();
         for Waiting { buffer, reuse } in waiting {
             match reuse {
                 // Foreign code: its panic must not prevent the other drops.
                 Reuse::InStreamOrder => drop(catch_unwind(AssertUnwindSafe(|| drop(buffer.into_ordered())))),
-                Reuse::Unknown => retired.push(buffer.into_ordered()),
+                Reuse::Unknown => deferred.push(buffer.into_ordered()),
             }
         }
-        if !retired.is_empty() {
-            self.alive().retire_all(self.device, self.owner, retired);
+        if !deferred.is_empty() {
+            self.alive().release_all_later(self.device, self.owner, deferred);
         }
     }
 }

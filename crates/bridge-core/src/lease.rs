@@ -21,7 +21,7 @@ use std::thread;
 /// ([`Consumer::uses_other_streams`]), it is dropped after all work that the device has at the drop.
 ///
 /// The leases of one [`transfer_all`](crate::transfer_all) that are dropped together share those waits, and a lease
-/// that is dropped while others live returns its memory within about a millisecond ([`Ordering::soon`]).
+/// that is dropped while others live returns its memory within about a millisecond ([`Ordering::flush_later`]).
 #[must_use = "dropping a lease returns the memory: keep it as long as the view"]
 pub struct Lease {
     /// `None` only while it is being dropped.
@@ -197,11 +197,11 @@ impl Lease {
         }
         after.extend(current.filter(|_| !known));
         let give_back = move |ordering: &dyn Ordering| match reuse {
-            _ if elsewhere => alive(ordering).retire_after_all(device, owner, buffer.into_ordered()),
+            _ if elsewhere => alive(ordering).release_after_all_work(device, owner, buffer.into_ordered()),
             // Leaked: the graph that the per-thread stream is captured into may use it.
             _ if per_thread && alive(ordering).is_captured(device, Stream::LEGACY) == Some(true) => drop(buffer),
             Reuse::InStreamOrder => drop(buffer.into_ordered()),
-            Reuse::Unknown => alive(ordering).retire(device, owner, buffer.into_ordered()),
+            Reuse::Unknown => alive(ordering).release_later(device, owner, buffer.into_ordered()),
         };
         match order_all(&**ordering, device, &mut after, owner) {
             Ok(()) => give_back(&**ordering),

@@ -59,7 +59,7 @@ pub unsafe trait Ordering: Send + Sync {
     /// # Safety
     ///
     /// `stream` is alive.
-    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>);
+    unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>);
 
     /// Blocks the host until all work now in `stream` has run. Used only for a framework that reads device memory on
     /// the host, such as NumPy with managed memory.
@@ -100,27 +100,27 @@ pub unsafe trait Ordering: Send + Sync {
 
     /// Calls `flush` once, on any thread, in about a millisecond. It orders streams and drops buffers. The default
     /// calls it now.
-    fn soon(&self, flush: Flush) {
+    fn flush_later(&self, flush: Flush) {
         flush();
     }
 
-    /// As [`retire`](Self::retire), for several buffers at the cost of one. The default calls `retire` for each.
+    /// As [`release_later`](Self::release_later), for several buffers at the cost of one. The default calls `release_later` for each.
     ///
     /// # Safety
     ///
     /// `stream` is alive.
-    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         // SAFETY: the caller's promise.
-        buffers.into_iter().for_each(|buffer| unsafe { self.retire(device, stream, buffer) });
+        buffers.into_iter().for_each(|buffer| unsafe { self.release_later(device, stream, buffer) });
     }
 
-    /// As [`retire`](Self::retire), once all work has run that any stream of the device has now. The default never drops
+    /// As [`release_later`](Self::release_later), once all work has run that any stream of the device has now. The default never drops
     /// `buffer`, and counts the leak.
     ///
     /// # Safety
     ///
     /// `stream` is alive until `buffer` has been dropped.
-    unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_after_all_work(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         let _ = (device, stream);
         drop(Unordered::new(buffer));
     }
@@ -134,7 +134,7 @@ pub unsafe trait Ordering: Send + Sync {
 /// An attempt to return memory to its owner. Returns whether it is done. See [`Ordering::defer`].
 pub type Deferred = Box<dyn FnMut() -> bool + Send>;
 
-/// A release that waits about a millisecond. See [`Ordering::soon`].
+/// A release that waits about a millisecond. See [`Ordering::flush_later`].
 pub type Flush = Box<dyn FnOnce() + Send>;
 
 /// Ordering for a process without a device: host memory needs none.
@@ -149,7 +149,7 @@ unsafe impl Ordering for HostOnly {
     }
 
     /// Leaks the buffer, and counts it: without a driver the state of the stream is unknown, and reuse would be unsafe.
-    unsafe fn retire(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_later(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
         drop(Unordered::new(buffer));
     }
 }

@@ -101,7 +101,7 @@ unsafe impl Ordering for Free {
         Ok(())
     }
 
-    unsafe fn retire(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_later(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
         drop(buffer);
     }
 }

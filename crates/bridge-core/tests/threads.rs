@@ -95,7 +95,7 @@ fn leases_of_a_batch_dropped_on_many_threads_all_return() {
                 });
             }
             start.wait();
-            // The flushes that were to be called soon, in the midst of the drops.
+            // The flushes that were to be called later, in the midst of the drops.
             for _ in 0..20 {
                 let due = std::mem::take(&mut *recorder.flushes.lock().unwrap());
                 due.into_iter().for_each(|flush| flush());

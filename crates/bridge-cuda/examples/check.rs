@@ -85,8 +85,8 @@ fn allocate(bytes: usize) -> CUdeviceptr {
 
 fn settle() {
     let limit = Instant::now() + Duration::from_secs(20);
-    while bridge_cuda::retired() > 0 {
-        assert!(Instant::now() < limit, "retired buffers are still pending after 20 s");
+    while bridge_cuda::pending_releases() > 0 {
+        assert!(Instant::now() < limit, "releases are still pending after 20 s");
         thread::sleep(Duration::from_micros(50));
     }
 }
@@ -176,17 +176,17 @@ impl Checks {
         self.check(stale == 0 && waited == 0, &text);
     }
 
-    /// A buffer that is passed to `retire` is dropped after the work, and not before.
+    /// A buffer that is passed to `release_later` is dropped after the work, and not before.
     fn release(&mut self) {
         let [a, b] = self.streams;
         let (mut early, mut waited, mut held_back) = (0, 0, 0);
         for _ in 0..ROUNDS {
             let (slow, quick) = (Flag::default(), Flag::default());
             self.keep_busy(a);
-            retire(stream(a), slow.buffer());
-            retire(stream(b), quick.buffer());
+            release_later(stream(a), slow.buffer());
+            release_later(stream(b), quick.buffer());
             waited += usize::from(!busy(a));
-            while bridge_cuda::retired() > 0 {
+            while bridge_cuda::pending_releases() > 0 {
                 // In this order: a buffer that is dropped before the stream is seen busy was dropped early.
                 let (dropped, quick) = (slow.is_dropped(), quick.is_dropped());
                 early += usize::from(dropped && busy(a));
@@ -194,9 +194,10 @@ impl Checks {
             }
             early += usize::from(!slow.is_dropped() || !quick.is_dropped());
         }
-        let text = format!("retire(): {early} early or lost, {held_back} held back, {waited} waited, of {ROUNDS}");
+        let text =
+            format!("release_later(): {early} early or lost, {held_back} held back, {waited} waited, of {ROUNDS}");
         self.check((early, held_back, waited) == (0, 0, 0), &text);
-        self.check(bridge_cuda::leaked() == 0, "retire(): nothing leaked");
+        self.check(bridge_cuda::leaked() == 0, "release_later(): nothing leaked");
     }
 
     /// A capture on this thread survives the background thread, and a buffer used in it is never dropped.
@@ -205,8 +206,8 @@ impl Checks {
         let (outside, inside) = (Flag::default(), Flag::default());
         self.keep_busy(b);
         cu!(cuStreamBeginCapture_v2(a, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
-        retire(stream(b), outside.buffer());
-        retire(stream(a), inside.buffer());
+        release_later(stream(b), outside.buffer());
+        release_later(stream(a), inside.buffer());
         settle();
         cu!(cuMemsetD32Async(self.small[0], 1, 1, a));
         let refused = ordered(GPU, Stream::LEGACY, stream(b));
@@ -218,9 +219,9 @@ impl Checks {
             Err(error) => println!("        order() on the legacy stream during a capture: {error}"),
         }
         self.check(result == CUresult::CUDA_SUCCESS, &format!("a capture in the global mode survives: {result:?}"));
-        self.check(outside.is_dropped(), "a buffer retired outside a capture is dropped meanwhile");
+        self.check(outside.is_dropped(), "a buffer released outside a capture is dropped meanwhile");
         let leaked = !inside.is_dropped() && bridge_cuda::leaked() == 1;
-        self.check(leaked, "a buffer retired on a captured stream is leaked, and counted");
+        self.check(leaked, "a buffer released on a captured stream is leaked, and counted");
         let [from, to] = [b, a].map(stream);
         self.check(ordered(GPU, from, to).is_ok(), "order() works after the capture");
         cu!(cuCtxSynchronize());
@@ -293,8 +294,8 @@ impl Checks {
     /// Leaves a buffer pending: the process must still end.
     fn leave_one_pending(&self) {
         self.keep_busy(self.streams[0]);
-        retire(stream(self.streams[0]), Flag::default().buffer());
-        println!("        ends with {} buffer(s) pending", bridge_cuda::retired());
+        release_later(stream(self.streams[0]), Flag::default().buffer());
+        println!("        ends with {} buffer(s) pending", bridge_cuda::pending_releases());
     }
 }
 
@@ -303,9 +304,9 @@ fn ordered(device: Device, earlier: Stream, later: Stream) -> bridge_core::Resul
     unsafe { bridge_cuda::ordering().order(device, earlier, later) }
 }
 
-fn retire(stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+fn release_later(stream: Stream, buffer: Box<dyn DeviceBuffer>) {
     // SAFETY: as above.
-    unsafe { bridge_cuda::ordering().retire(GPU, stream, buffer) }
+    unsafe { bridge_cuda::ordering().release_later(GPU, stream, buffer) }
 }
 
 fn busy_in(context: CUcontext, handle: CUstream) -> bool {

@@ -23,11 +23,12 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod after_capture;
 mod context;
 mod driver;
 #[cfg(test)]
 mod fake;
-mod later;
+mod flushes;
 mod launch;
 mod library;
 mod memory;
@@ -36,9 +37,8 @@ mod models;
 mod ordering;
 mod pointer;
 mod queue;
-mod reaper;
+mod releases;
 mod sharing;
-mod soon;
 mod sync;
 mod unordered;
 mod words;
@@ -98,27 +98,27 @@ unsafe impl Ordering for Lazy {
         cuda()?.order_across(earlier, later)
     }
 
-    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         match cuda() {
-            Ok(cuda) => cuda.retire(device, stream, buffer),
+            Ok(cuda) => cuda.release_later(device, stream, buffer),
             // SAFETY: the caller's promise.
-            Err(_) => unsafe { HostOnly.retire(device, stream, buffer) },
+            Err(_) => unsafe { HostOnly.release_later(device, stream, buffer) },
         }
     }
 
-    unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         match cuda() {
-            Ok(cuda) => cuda.retire_all(device, stream, buffers),
+            Ok(cuda) => cuda.release_all_later(device, stream, buffers),
             // SAFETY: the caller's promise.
-            Err(_) => unsafe { HostOnly.retire_all(device, stream, buffers) },
+            Err(_) => unsafe { HostOnly.release_all_later(device, stream, buffers) },
         }
     }
 
-    unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_after_all_work(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         match cuda() {
-            Ok(cuda) => cuda.retire_after_all(device, stream, buffer),
+            Ok(cuda) => cuda.release_after_all_work(device, stream, buffer),
             // SAFETY: the caller's promise.
-            Err(_) => unsafe { HostOnly.retire(device, stream, buffer) },
+            Err(_) => unsafe { HostOnly.release_later(device, stream, buffer) },
         }
     }
 
@@ -126,9 +126,9 @@ unsafe impl Ordering for Lazy {
         cuda().ok()?.is_captured(device, stream)
     }
 
-    fn soon(&self, flush: Flush) {
+    fn flush_later(&self, flush: Flush) {
         match cuda() {
-            Ok(cuda) => cuda.soon(flush),
+            Ok(cuda) => cuda.flush_later(flush),
             Err(_) => flush(),
         }
     }
@@ -246,20 +246,20 @@ pub unsafe fn works_after_legacy(device: Device, stream: Stream) -> Result<bool>
 }
 
 /// Returns whether the driver can tell when all work of a device has run, as
-/// [`Ordering::retire_after_all`] needs: since CUDA 12.5. Without it that memory is leaked.
+/// [`Ordering::release_after_all_work`] needs: since CUDA 12.5. Without it that memory is leaked.
 pub fn marks_devices() -> bool {
     cuda().is_ok_and(|cuda| cuda.devices().driver().marks_contexts())
 }
 
-/// Returns the number of buffers that [`Ordering::retire`] has neither dropped nor leaked yet, and of those that wait
+/// Returns the number of buffers that [`Ordering::release_later`] has neither dropped nor leaked yet, and of those that wait
 /// for the end of a capture.
-pub fn retired() -> usize {
-    used().map_or(0, |cuda| cuda.reaper().retired() + cuda.later().deferred())
+pub fn pending_releases() -> usize {
+    used().map_or(0, |cuda| cuda.releases().pending() + cuda.after_capture().deferred())
 }
 
-/// Returns the number of buffers that [`Ordering::retire`] will never drop, because the driver could not tell when.
+/// Returns the number of buffers that [`Ordering::release_later`] will never drop, because the driver could not tell when.
 pub fn leaked() -> usize {
-    used().map_or(0, |cuda| cuda.reaper().leaked())
+    used().map_or(0, |cuda| cuda.releases().leaked())
 }
 
 /// Returns the ordering if it has been used, without initialising CUDA.
@@ -294,6 +294,6 @@ mod tests {
                 assert_eq!(order(Device::cuda(0)).unwrap_err().kind(), ErrorKind::Missing);
             }
         }
-        assert_eq!((retired(), leaked()), (0, 0));
+        assert_eq!((pending_releases(), leaked()), (0, 0));
     }
 }

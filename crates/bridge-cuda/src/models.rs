@@ -30,22 +30,22 @@ fn join<const N: usize>(threads: [thread::JoinHandle<()>; N]) {
     threads.into_iter().for_each(|thread| thread.join().expect("no thread panics"));
 }
 
-/// Lets the other threads go on until the reaper holds nothing. A schedule under which it never comes is an error.
+/// Lets the other threads go on until no release is pending. A schedule under which it never comes is an error.
 fn settled(cuda: &Cuda) {
-    while cuda.reaper().retired() > 0 {
+    while cuda.releases().pending() > 0 {
         thread::yield_now();
     }
 }
 
 #[test]
-fn the_reaper_takes_buffers_while_its_poll_ends() {
+fn buffers_are_added_while_a_poll_ends() {
     explore(|| {
         let (cuda, drops) = setup();
         let take = |stream| {
             let drops = Arc::clone(&drops);
             start(&cuda, move |cuda| {
                 for _ in 0..2 {
-                    cuda.retire(GPU, stream, Counted::boxed(&drops));
+                    cuda.release_later(GPU, stream, Counted::boxed(&drops));
                     // Its poll of this line, which may be its last, ends now or later.
                     cuda.devices().driver().finish(stream);
                 }
@@ -53,7 +53,7 @@ fn the_reaper_takes_buffers_while_its_poll_ends() {
         };
         join([take(A), take(B)]);
         settled(&cuda);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (4, 0));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (4, 0));
     });
 }
 
@@ -65,19 +65,19 @@ fn no_buffer_is_dropped_before_its_event_has_fired() {
         let (first, second) = (Arc::clone(&early), Arc::clone(&late));
         join([
             start(&cuda, move |cuda| {
-                cuda.retire(GPU, A, Counted::boxed(&first));
+                cuda.release_later(GPU, A, Counted::boxed(&first));
                 cuda.devices().driver().finish(A);
             }),
-            start(&cuda, move |cuda| cuda.retire(GPU, B, Counted::boxed(&second))),
-            start(&cuda, |cuda| _ = cuda.reaper().is_after(cuda.devices(), GPU, B)),
+            start(&cuda, move |cuda| cuda.release_later(GPU, B, Counted::boxed(&second))),
+            start(&cuda, |cuda| _ = cuda.releases().is_after(cuda.devices(), GPU, B)),
         ]);
         while early.load(SeqCst) == 0 {
             thread::yield_now();
         }
-        assert_eq!((late.load(SeqCst), cuda.reaper().leaked()), (0, 0));
+        assert_eq!((late.load(SeqCst), cuda.releases().leaked()), (0, 0));
         cuda.devices().driver().finish(B);
         settled(&cuda);
-        assert_eq!((early.load(SeqCst), late.load(SeqCst), cuda.reaper().leaked()), (1, 1, 0));
+        assert_eq!((early.load(SeqCst), late.load(SeqCst), cuda.releases().leaked()), (1, 1, 0));
     });
 }
 
@@ -85,14 +85,14 @@ fn no_buffer_is_dropped_before_its_event_has_fired() {
 fn what_waits_is_returned_although_the_ordering_is_dropped() {
     explore(|| {
         let (cuda, drops) = setup();
-        let (retired, flushed) = (Arc::clone(&drops), Arc::clone(&drops));
+        let (released, flushed) = (Arc::clone(&drops), Arc::clone(&drops));
         join([
             start(&cuda, move |cuda| {
-                cuda.retire(GPU, A, Counted::boxed(&retired));
+                cuda.release_later(GPU, A, Counted::boxed(&released));
                 cuda.devices().driver().finish(A);
             }),
             start(&cuda, move |cuda| {
-                cuda.soon(Box::new(move || {
+                cuda.flush_later(Box::new(move || {
                     flushed.fetch_add(1, SeqCst);
                 }));
             }),
@@ -142,7 +142,7 @@ fn memory_that_waits_for_a_capture_is_returned_when_it_ends() {
         while attempts.load(SeqCst) < 2 {
             thread::yield_now();
         }
-        while cuda.later().deferred() > 0 {
+        while cuda.after_capture().deferred() > 0 {
             thread::yield_now();
         }
         assert_eq!(attempts.load(SeqCst), 2);

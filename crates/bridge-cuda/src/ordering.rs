@@ -1,11 +1,11 @@
 //! Orders streams with CUDA events.
 
+use crate::after_capture::AfterCapture;
 use crate::context::{Capture, Devices, Entered, Mark};
 use crate::driver::{Driver, error};
-use crate::later::Later;
-use crate::reaper;
-use crate::reaper::{Buffers, Reaper};
-use crate::soon::Soon;
+use crate::flushes::Flushes;
+use crate::releases;
+use crate::releases::{Buffers, Releases};
 use bridge_core::planted::is_planted;
 use bridge_core::{Deferred, Device, DeviceBuffer, Flush, Result, Stream};
 use smallvec::smallvec;
@@ -18,18 +18,18 @@ use std::sync::Arc;
 /// has been submitted, long before it fires.
 pub(crate) struct CudaOrdering<D> {
     devices: Arc<Devices<D>>,
-    reaper: Arc<Reaper>,
-    later: Later,
-    soon: Soon,
+    releases: Arc<Releases>,
+    after_capture: AfterCapture,
+    flushes: Flushes,
 }
 
 impl<D: Driver> CudaOrdering<D> {
     pub fn new(driver: D, count: usize) -> Self {
         Self {
             devices: Arc::new(Devices::new(driver, count)),
-            reaper: Arc::default(),
-            later: Later::default(),
-            soon: Soon::default(),
+            releases: Arc::default(),
+            after_capture: AfterCapture::default(),
+            flushes: Flushes::default(),
         }
     }
 
@@ -37,37 +37,38 @@ impl<D: Driver> CudaOrdering<D> {
         &self.devices
     }
 
-    pub fn reaper(&self) -> &Reaper {
-        &self.reaper
+    pub fn releases(&self) -> &Releases {
+        &self.releases
     }
 
     #[cfg(test)]
-    pub fn reaper_mut(&mut self) -> &mut Reaper {
-        Arc::get_mut(&mut self.reaper).expect("no capture is under way")
+    pub fn releases_mut(&mut self) -> &mut Releases {
+        Arc::get_mut(&mut self.releases).expect("no capture is under way")
     }
 
     #[cfg(test)]
-    pub fn soon_mut(&mut self) -> &mut Soon {
-        &mut self.soon
+    pub fn flushes_mut(&mut self) -> &mut Flushes {
+        &mut self.flushes
     }
 
-    pub fn later(&self) -> &Later {
-        &self.later
+    pub fn after_capture(&self) -> &AfterCapture {
+        &self.after_capture
     }
 
     /// Never blocks and never fails: where no event can be recorded, the memory is leaked, because an early return
     /// would let the owner overwrite bytes that are still read. Where a capture of another stream forbids the event, it
     /// is recorded after the capture.
-    fn retire_buffers(&self, device: Device, after: After, buffers: Buffers) {
-        let Err(buffers) = retire(&self.devices, &self.reaper, device, after, buffers) else { return };
-        let (devices, reaper) = (Arc::clone(&self.devices), Arc::clone(&self.reaper));
-        let mut held = Held { buffers: Some(buffers), reaper };
+    fn release_buffers_later(&self, device: Device, after: After, buffers: Buffers) {
+        let Err(buffers) = release_later(&self.devices, &self.releases, device, after, buffers) else { return };
+        let (devices, releases) = (Arc::clone(&self.devices), Arc::clone(&self.releases));
+        let mut held = Held { buffers: Some(buffers), releases };
         let attempt = move || {
             let buffers = held.buffers.take();
-            held.buffers = buffers.and_then(|buffers| retire(&devices, &held.reaper, device, after, buffers).err());
+            held.buffers =
+                buffers.and_then(|buffers| release_later(&devices, &held.releases, device, after, buffers).err());
             held.buffers.is_none()
         };
-        self.later.add(&self.devices, device, Stream::LEGACY, Box::new(attempt));
+        self.after_capture.add(&self.devices, device, Stream::LEGACY, Box::new(attempt));
     }
 }
 
@@ -82,27 +83,27 @@ enum After {
 
 /// Drops buffers after the work now in the device, or leaks them. Returns them where a capture of another stream forbids
 /// the event.
-fn retire<D: Driver>(
+fn release_later<D: Driver>(
     devices: &Arc<Devices<D>>,
-    reaper: &Reaper,
+    releases: &Releases,
     device: Device,
     after: After,
     buffers: Buffers,
 ) -> Result<(), Buffers> {
     let Ok(entered) = devices.enter(device) else {
-        reaper.leak(buffers);
+        releases.leak(buffers);
         return Ok(());
     };
     let (stream, mark) = match after {
         // Events fire in the order of their stream, so work after a pending one is pending.
-        After::Stream(stream) => (Some(stream), entered.mark(stream, || reaper.is_after(devices, device, stream))),
+        After::Stream(stream) => (Some(stream), entered.mark(stream, || releases.is_after(devices, device, stream))),
         After::All(stream) => (None, entered.mark_all(stream).map(Mark::Event)),
     };
     match mark {
-        Some(Mark::Idle) => reaper::drop_each(buffers),
-        Some(Mark::Event(event)) => reaper.take(devices, device, stream, event, buffers),
+        Some(Mark::Idle) => releases::drop_each(buffers),
+        Some(Mark::Event(event)) => releases.take(devices, device, stream, event, buffers),
         None if is_forbidden(&entered, after) => return Err(buffers),
-        None => reaper.leak(buffers),
+        None => releases.leak(buffers),
     }
     Ok(())
 }
@@ -119,12 +120,12 @@ fn is_forbidden<D: Driver>(entered: &Entered<'_, D>, after: After) -> bool {
 /// Buffers that wait for the end of a capture. Dropping it leaks them.
 struct Held {
     buffers: Option<Buffers>,
-    reaper: Arc<Reaper>,
+    releases: Arc<Releases>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.buffers.take().into_iter().for_each(|buffers| self.reaper.leak(buffers));
+        self.buffers.take().into_iter().for_each(|buffers| self.releases.leak(buffers));
     }
 }
 
@@ -155,24 +156,24 @@ impl<D: Driver> CudaOrdering<D> {
         }
     }
 
-    pub fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.retire_buffers(device, After::Stream(stream), smallvec![buffer]);
+    pub fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.release_buffers_later(device, After::Stream(stream), smallvec![buffer]);
     }
 
-    pub fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-        self.retire_buffers(device, After::Stream(stream), buffers.into());
+    pub fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        self.release_buffers_later(device, After::Stream(stream), buffers.into());
     }
 
-    pub fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.retire_buffers(device, After::All(stream), smallvec![buffer]);
+    pub fn release_after_all_work(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.release_buffers_later(device, After::All(stream), smallvec![buffer]);
     }
 
     pub fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
         self.devices.enter(device).ok()?.is_captured(stream)
     }
 
-    pub fn soon(&self, flush: Flush) {
-        self.soon.add(&self.devices, flush);
+    pub fn flush_later(&self, flush: Flush) {
+        self.flushes.add(&self.devices, flush);
     }
 
     pub fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
@@ -180,7 +181,7 @@ impl<D: Driver> CudaOrdering<D> {
     }
 
     pub fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
-        self.later.add(&self.devices, device, stream, attempt);
+        self.after_capture.add(&self.devices, device, stream, attempt);
     }
 }
 
@@ -237,43 +238,43 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_retired_on_an_idle_stream_is_dropped_at_once() {
+    fn a_buffer_released_on_an_idle_stream_is_dropped_at_once() {
         let (cuda, drops) = (cuda(), Arc::default());
         fake(&cuda).idle(A);
-        cuda.retire(GPU, A, Counted::boxed(&drops));
-        assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (1, 0));
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.releases().pending()), (1, 0));
         fake(&cuda).capture(A);
-        cuda.retire(GPU, A, Counted::boxed(&drops));
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (1, 1));
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (1, 1));
     }
 
     #[test]
     fn a_buffer_that_any_stream_may_use_is_dropped_after_all_work_of_the_device() {
         let (cuda, drops) = (cuda(), Arc::default());
         fake(&cuda).idle(A);
-        cuda.retire_after_all(Device::cuda(1), A, Counted::boxed(&drops));
-        cuda.retire_after_all(GPU, A, Counted::boxed(&drops));
+        cuda.release_after_all_work(Device::cuda(1), A, Counted::boxed(&drops));
+        cuda.release_after_all_work(GPU, A, Counted::boxed(&drops));
         let calls = fake(&cuda).take_calls();
         for (number, device) in [(1, 1), (2, 0)] {
             assert!(calls.contains(&Call::RecordContext(Event(number), Fake::primary(device))), "{calls:?}");
         }
-        assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (0, 2), "that one stream is idle says nothing");
+        assert_eq!((drops.load(SeqCst), cuda.releases().pending()), (0, 2), "that one stream is idle says nothing");
         fake(&cuda).finish_all();
-        eventually("both are dropped", || drops.load(SeqCst) == 2 && cuda.reaper().retired() == 0);
-        assert_eq!(cuda.reaper().leaked(), 0);
+        eventually("both are dropped", || drops.load(SeqCst) == 2 && cuda.releases().pending() == 0);
+        assert_eq!(cuda.releases().leaked(), 0);
     }
 
     #[test]
     fn such_a_buffer_is_leaked_where_the_driver_cannot_mark_and_no_capture_is_ended() {
         let (cuda, drops) = (cuda(), Arc::default());
         fake(&cuda).capture(A);
-        cuda.retire_after_all(GPU, A, Counted::boxed(&drops));
+        cuda.release_after_all_work(GPU, A, Counted::boxed(&drops));
         fake(&cuda).end_capture();
         let calls = fake(&cuda).take_calls();
         assert!(!calls.iter().any(|call| matches!(call, Call::RecordContext(..))), "{calls:?}");
         fake(&cuda).fail("cuCtxRecordEvent", 801);
-        cuda.retire_after_all(GPU, A, Counted::boxed(&drops));
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked(), fake(&cuda).live_events()), (0, 2, 0));
+        cuda.release_after_all_work(GPU, A, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked(), fake(&cuda).live_events()), (0, 2, 0));
     }
 
     #[test]
@@ -298,24 +299,24 @@ mod tests {
 
     #[test]
     fn a_buffer_of_the_legacy_stream_is_dropped_after_the_capture_of_a_blocking_stream() {
-        type Retire = fn(&CudaOrdering<Fake>, Box<dyn DeviceBuffer>);
-        let ways: [Retire; 3] = [
-            |cuda, buffer| cuda.retire(GPU, Stream::LEGACY, buffer),
-            |cuda, buffer| cuda.retire_after_all(GPU, Stream::LEGACY, buffer),
-            |cuda, buffer| cuda.retire_after_all(GPU, B, buffer),
+        type ReleaseLater = fn(&CudaOrdering<Fake>, Box<dyn DeviceBuffer>);
+        let ways: [ReleaseLater; 3] = [
+            |cuda, buffer| cuda.release_later(GPU, Stream::LEGACY, buffer),
+            |cuda, buffer| cuda.release_after_all_work(GPU, Stream::LEGACY, buffer),
+            |cuda, buffer| cuda.release_after_all_work(GPU, B, buffer),
         ];
         for captured in [A, Stream::PER_THREAD] {
-            for retire in ways {
+            for release_later in ways {
                 let (cuda, drops) = (cuda(), Arc::default());
                 fake(&cuda).blocking(A);
                 fake(&cuda).capture(captured);
-                retire(&cuda, Counted::boxed(&drops));
-                assert_eq!((drops.load(SeqCst), cuda.later().deferred(), cuda.reaper().leaked()), (0, 1, 0));
+                release_later(&cuda, Counted::boxed(&drops));
+                assert_eq!((drops.load(SeqCst), cuda.after_capture().deferred(), cuda.releases().leaked()), (0, 1, 0));
                 fake(&cuda).end_capture();
-                eventually("the event is recorded", || cuda.reaper().retired() == 1);
+                eventually("the event is recorded", || cuda.releases().pending() == 1);
                 fake(&cuda).finish_all();
-                eventually("it is dropped", || drops.load(SeqCst) == 1 && cuda.later().deferred() == 0);
-                assert_eq!(cuda.reaper().leaked(), 0);
+                eventually("it is dropped", || drops.load(SeqCst) == 1 && cuda.after_capture().deferred() == 0);
+                assert_eq!(cuda.releases().leaked(), 0);
             }
         }
     }
@@ -325,10 +326,10 @@ mod tests {
         let (cuda, drops) = (cuda(), Arc::default());
         fake(&cuda).blocking(A);
         fake(&cuda).capture(A);
-        cuda.retire(GPU, Stream::LEGACY, Counted::boxed(&drops));
+        cuda.release_later(GPU, Stream::LEGACY, Counted::boxed(&drops));
         fake(&cuda).fail("cuStreamIsCapturing", 4);
-        eventually("nothing waits", || cuda.later().deferred() == 0);
-        eventually("it is leaked", || cuda.reaper().leaked() == 1);
+        eventually("nothing waits", || cuda.after_capture().deferred() == 0);
+        eventually("it is leaked", || cuda.releases().leaked() == 1);
         assert_eq!(drops.load(SeqCst), 0);
     }
 

@@ -106,7 +106,7 @@ fn a_view_keeps_the_stream_of_an_array_that_another_adapter_exports() {
     // Memory that is returned later keeps streams, too.
     let settle = || {
         context.synchronize().unwrap();
-        while bridge_cuda::retired() > 0 {
+        while bridge_cuda::pending_releases() > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
     };

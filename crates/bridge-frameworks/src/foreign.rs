@@ -1,7 +1,7 @@
 //! Objects that are known only by a protocol: DLPack capsules, producers with `__dlpack__`, and objects with the array
 //! interface of NumPy or of CUDA.
 
-use crate::late::returned_late;
+use crate::deferred::released_later;
 use crate::loan::Loan;
 use crate::origin::{READER, origin};
 use crate::stated::corrected;
@@ -395,7 +395,7 @@ impl<'py> PyAdapter<'py> for Foreign<'py> {
 
     /// Exports the tensor, and returns its memory after the work in the stream of the borrow.
     fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
-        Borrowed::of(tensor, returned_late(self.export(tensor)?, driver::ordering())?)
+        Borrowed::of(tensor, released_later(self.export(tensor)?, driver::ordering())?)
     }
 
     /// Reads a loan without a consumer's request, which would order a stream.

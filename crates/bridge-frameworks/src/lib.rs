@@ -14,13 +14,13 @@ struct Readme;
 #[cfg(feature = "python")]
 mod borrower;
 #[cfg(feature = "python")]
+mod deferred;
+#[cfg(feature = "python")]
 mod driver;
 #[cfg(feature = "python")]
 mod foreign;
 #[cfg(feature = "python")]
 mod interfaces;
-#[cfg(feature = "python")]
-mod late;
 #[cfg(feature = "python")]
 mod lending;
 #[cfg(feature = "python")]

@@ -22,7 +22,7 @@ use crate::ticket::random;
 use crate::wire::{Hex, Segment, Uuid};
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Result, Reuse, Stream};
 use bridge_cuda::{Opened, Outlet, Way, ordering, sharing};
-pub(crate) use closer::later;
+pub(crate) use closer::defer;
 use orders::lane;
 pub(crate) use orders::{Orders, Role, export_after, stream};
 use rustix::fd::OwnedFd;
@@ -180,7 +180,7 @@ impl Drop for DeviceMapping {
             }
             return;
         }
-        retire(self.device, lane.stream, Then::Leave(slot));
+        release_later(self.device, lane.stream, Then::Leave(slot));
     }
 }
 
@@ -213,7 +213,7 @@ impl Drop for Expected {
 }
 
 /// Memory that no new work uses.
-struct Retired {
+struct AfterWork {
     device: Device,
     then: Then,
 }
@@ -227,7 +227,7 @@ enum Then {
     Drop(#[expect(dead_code, reason = "kept until it is dropped")] Arc<dyn Any + Send + Sync>),
 }
 
-impl Drop for Retired {
+impl Drop for AfterWork {
     fn drop(&mut self) {
         match &mut self.then {
             Then::Leave(slot) => {
@@ -243,7 +243,7 @@ impl Drop for Retired {
             }
             Then::Unmap(mapped) => {
                 let (device, mapped) = (self.device, mapped.take());
-                later(move || mapped.into_iter().for_each(|mapped| close(device, mapped)));
+                defer(move || mapped.into_iter().for_each(|mapped| close(device, mapped)));
             }
             Then::Drop(_) => (),
         }
@@ -251,20 +251,20 @@ impl Drop for Retired {
 }
 
 /// Does this when the work that is now in a stream has run.
-fn retire(device: Device, stream: Stream, then: Then) {
+fn release_later(device: Device, stream: Stream, then: Then) {
     // SAFETY: the streams of this crate are alive, as the module says.
-    unsafe { ordering().retire(device, stream, Box::new(Retired { device, then })) };
+    unsafe { ordering().release_later(device, stream, Box::new(AfterWork { device, then })) };
 }
 
 /// Drops something when the work that is now in these streams has run, on any thread; at once where there are none.
 pub(crate) fn drop_after(streams: &[(Device, Stream)], what: Arc<dyn Any + Send + Sync>) {
     for (device, stream) in streams {
-        retire(*device, *stream, Then::Drop(Arc::clone(&what)));
+        release_later(*device, *stream, Then::Drop(Arc::clone(&what)));
     }
 }
 
 // SAFETY: nothing reads or writes through it; it only waits for its end.
-unsafe impl DeviceBuffer for Retired {
+unsafe impl DeviceBuffer for AfterWork {
     fn address(&self) -> usize {
         0
     }
@@ -374,6 +374,6 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let Ok(lane) = lane(self.device, Role::Exporter) else { return };
         let then = self.mapped.take().map_or(Then::Free(self.address), |mapped| Then::Unmap(Some(mapped)));
-        retire(self.device, lane.stream, then);
+        release_later(self.device, lane.stream, then);
     }
 }

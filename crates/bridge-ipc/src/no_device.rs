@@ -63,7 +63,7 @@ pub(crate) fn export_after(_: Device, _: Stream) -> Result<()> {
     missing()
 }
 
-pub(crate) fn later(what: impl FnOnce() + Send + 'static) {
+pub(crate) fn defer(what: impl FnOnce() + Send + 'static) {
     what();
 }
 

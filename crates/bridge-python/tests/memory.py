@@ -41,6 +41,6 @@ def settled() -> dict[str, int]:
     """The counts once nothing waits for the device any more, which has done its work."""
     gc.collect()
     patience = time.monotonic() + 5
-    while tb.stats()["retired"] and time.monotonic() < patience:
+    while tb.stats()["pending"] and time.monotonic() < patience:
         time.sleep(0.01)
     return dict(tb.stats())

@@ -155,7 +155,7 @@ def test_a_foreign_producer_orders_the_legacy_stream() -> None:
     tensor = tb.to_torch(producer)
     assert (tensor.data_ptr(), tensor.tolist(), producer.streams) == (producer.array.data.ptr, [0, 1, 2, 3, 4], [1])
     del tensor
-    assert settled()["retired"] == 0
+    assert settled()["pending"] == 0
 
 
 def test_the_driver_knows_what_a_capsule_lies_about() -> None:
@@ -407,7 +407,7 @@ def test_memory_of_unknown_reuse_is_not_reused_early() -> None:
     assert settled()["leaked"] == leaked
 
 
-def test_views_that_are_dropped_alone_return_their_memory_soon() -> None:
+def test_single_dropped_views_return_their_memory() -> None:
     # Not PyTorch's stream: in that one, memory is returned at once.
     with cupy.cuda.Stream(non_blocking=True):
         before = settled()["released"]

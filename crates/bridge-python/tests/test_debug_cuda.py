@@ -201,7 +201,7 @@ def test_memory_whose_reuse_is_unknown_is_overwritten_as_well() -> None:
         del view
         torch.cuda.synchronize()
         assert float(total) == LENGTH
-        eventually(lambda: debug.poisoned == 1 and tb.stats()["retired"] == 0)
+        eventually(lambda: debug.poisoned == 1 and tb.stats()["pending"] == 0)
 
 
 def test_what_somebody_else_owns_is_left_alone() -> None:

@@ -193,14 +193,14 @@ def kept(owner: Any, convert: Callable[[], Any]) -> int:
     is_busy = False
     while not is_busy:
         torch.cuda.synchronize()
-        assert memory.settled()["retired"] == 0
+        assert memory.settled()["pending"] == 0
         view = [convert()]
         spin(owner)
         view.clear()
-        waiting = int(tb.stats()["retired"])
+        waiting = int(tb.stats()["pending"])
         is_busy = not owner.done
     torch.cuda.synchronize()
-    assert memory.settled()["retired"] == 0
+    assert memory.settled()["pending"] == 0
     return waiting
 
 

@@ -156,15 +156,15 @@ def test_memory_of_jax_is_reused_after_the_work_of_others() -> None:
     # Once more where the host was so slow that the stream had ended when it looked.
     while not is_busy:
         torch.cuda.synchronize()
-        assert memory.settled()["retired"] == 0
+        assert memory.settled()["pending"] == 0
         view = tb.to_torch(array)
         torch.cuda._sleep(LONG)
         del view
-        waiting = tb.stats()["retired"]
+        waiting = tb.stats()["pending"]
         is_busy = not torch.cuda.current_stream().query()
     assert waiting == 1
     torch.cuda.synchronize()
-    assert memory.settled()["retired"] == 0
+    assert memory.settled()["pending"] == 0
 
 
 def test_memory_of_jax_is_kept_until_a_side_stream_has_read_it() -> None:

@@ -123,9 +123,9 @@ alive! {
     AStreamIsAliveWhenItIsWaitedFor: "ordering.synchronize(device, stream)";
     AStreamIsAliveWhenItIsAskedForItsCapture: "ordering.is_captured(device, stream)";
     ACaptureThatEndsIsOfAStreamThatIsAlive: "ordering.defer(device, stream, Box::new(|| true))";
-    MemoryRetiresAfterAStreamThatIsAlive: "ordering.retire(device, stream, buffer)";
-    MemoriesRetireAfterAStreamThatIsAlive: "ordering.retire_all(device, stream, vec![buffer])";
-    MemoryRetiresAfterADeviceWhoseStreamIsAlive: "ordering.retire_after_all(device, stream, buffer)";
+    MemoryIsReleasedAfterAStreamThatIsAlive: "ordering.release_later(device, stream, buffer)";
+    MemoriesAreReleasedAfterAStreamThatIsAlive: "ordering.release_all_later(device, stream, vec![buffer])";
+    MemoryIsReleasedAfterADeviceWhoseStreamIsAlive: "ordering.release_after_all_work(device, stream, buffer)";
 }
 
 alive! {

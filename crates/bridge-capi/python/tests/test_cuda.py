@@ -296,7 +296,7 @@ def test_two_thousand_runs_leave_nothing(driver: Driver, doubling: Any) -> None:
         assert twice.__cuda_array_interface__["stream"]
     del same, twice
     gc.collect()
-    wait_until(lambda: tb.stats()["retired"] == 0)
+    wait_until(lambda: tb.stats()["pending"] == 0)
     after = tb.stats()
     assert after["leased"] - stats["leased"] == after["released"] - stats["released"] == 4000
     assert after["leaked"] == stats["leaked"]

@@ -17,12 +17,12 @@ const OTHER: Stream = unsafe { Stream::from_handle(0xc0) };
 #[derive(Debug, PartialEq)]
 enum Call {
     Order(Stream, Stream),
-    Retire(Stream),
+    ReleaseLater(Stream),
     Allocate(usize, Stream),
     Copy(Stream),
     Freed,
 }
-use Call::{Allocate, Copy, Freed, Order as Ordered, Retire};
+use Call::{Allocate, Copy, Freed, Order as Ordered, ReleaseLater};
 
 /// An ordering and copies that do nothing but record, over memory that is never touched.
 #[derive(Default)]
@@ -49,8 +49,8 @@ unsafe impl Ordering for Recorded {
         Ok(())
     }
 
-    unsafe fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.call(Retire(stream));
+    unsafe fn release_later(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.call(ReleaseLater(stream));
         drop(buffer);
     }
 
@@ -114,7 +114,7 @@ fn the_reader_waits_for_the_owner_and_the_owner_for_every_reader() {
     assert_eq!(*calls.lock().unwrap(), []);
     // SAFETY: the test owns the managed tensor.
     unsafe { managed.release() };
-    assert_eq!(*calls.lock().unwrap(), [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Retire(OWNER), Freed]);
+    assert_eq!(*calls.lock().unwrap(), [Ordered(READER, OWNER), Ordered(OTHER, OWNER), ReleaseLater(OWNER), Freed]);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn one_stream_needs_no_order() {
     let tensor = tensor(0x11000, [6, 1], &calls);
     let (lease, done) = transferred(&tensor, any(&tensor), &Options::default(), OWNER, &ordering).unwrap();
     drop((tensor, lease));
-    assert_eq!((done.ordered, &calls.lock().unwrap()[..]), (None, &[Retire(OWNER), Freed][..]));
+    assert_eq!((done.ordered, &calls.lock().unwrap()[..]), (None, &[ReleaseLater(OWNER), Freed][..]));
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_copy_is_made_in_the_owners_stream_and_returned_after_the_reader() {
     assert_eq!((done.plan, done.copied_by, device), (Plan::Copy(Reason::Strides), Some(CopiedBy::Kernels), GPU));
     assert!(lease.is_copy());
     // The original is kept by the tensor.
-    let made = [Allocate(96, OWNER), Copy(OWNER), Retire(OWNER), Ordered(OWNER, READER)];
+    let made = [Allocate(96, OWNER), Copy(OWNER), ReleaseLater(OWNER), Ordered(OWNER, READER)];
     assert_eq!(take(&mut *calls.lock().unwrap()), made);
     drop(lease);
     assert_eq!(take(&mut *calls.lock().unwrap()), [Ordered(READER, OWNER), Freed]);
@@ -170,8 +170,14 @@ fn a_view_that_is_used_again_by_another_owner_is_waited_for() {
     drop((first, second));
     take(&mut *calls.lock().unwrap());
     drop(lease);
-    let expected =
-        [Ordered(READER, OTHER), Retire(OTHER), Ordered(READER, OWNER), Ordered(OTHER, OWNER), Retire(OWNER), Freed];
+    let expected = [
+        Ordered(READER, OTHER),
+        ReleaseLater(OTHER),
+        Ordered(READER, OWNER),
+        Ordered(OTHER, OWNER),
+        ReleaseLater(OWNER),
+        Freed,
+    ];
     assert_eq!(*calls.lock().unwrap(), expected);
 }
 

@@ -81,7 +81,7 @@ pub struct Report {
 pub struct Counts {
     pub leased: u64,
     pub released: u64,
-    pub retired: u64,
+    pub pending: u64,
     pub leaked: u64,
     pub untaken: u64,
     pub reclaimed: u64,

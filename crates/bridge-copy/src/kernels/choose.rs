@@ -203,7 +203,7 @@ impl Pass {
         if i == 0 {
             return self.beyond_few();
         }
-        if self.unit >= 4 && (self.is_soon(i) || self.is_in_line(i)) {
+        if self.unit >= 4 && (self.is_still_cached(i) || self.is_in_line(i)) {
             return None;
         }
         let few = self.dims[0].length;

@@ -186,7 +186,7 @@ impl Drop for Kept {
                 true => std::mem::forget(memory),
                 // Any stream may have launched with it.
                 // SAFETY: the stream is a default stream.
-                false => unsafe { bridge_cuda::ordering().retire_after_all(self.device, Stream::LEGACY, memory) },
+                false => unsafe { bridge_cuda::ordering().release_after_all_work(self.device, Stream::LEGACY, memory) },
             }
         }
     }

@@ -171,7 +171,7 @@ fn bytes_arrive_up_down_and_across_at_every_length() {
 }
 
 #[test]
-fn a_source_on_the_host_may_be_overwritten_as_soon_as_the_move_returns() {
+fn a_source_on_the_host_may_be_overwritten_once_the_move_returns() {
     let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     let (mut source, layout) = (numbers(3 * PIECE, 1), bytes(3 * PIECE));
     let (expected, mut target) = (source.clone(), vec![0u8; 3 * PIECE]);

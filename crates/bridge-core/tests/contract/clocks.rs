@@ -23,7 +23,7 @@ pub struct State {
     /// How often each buffer was dropped.
     pub drops: Vec<usize>,
     pub orders: Vec<(Stream, Stream)>,
-    pub retirements: usize,
+    pub deferred_releases: usize,
     pub captured: Vec<Stream>,
     pub destroyed: Vec<Stream>,
     pub fails: bool,
@@ -50,7 +50,7 @@ impl State {
 #[derive(Clone, Default)]
 pub struct Model {
     pub state: Arc<Mutex<State>>,
-    pub soon: Arc<Mutex<Vec<Flush>>>,
+    pub flushes: Arc<Mutex<Vec<Flush>>>,
     pub later: Arc<Mutex<Vec<Deferred>>>,
 }
 
@@ -60,7 +60,7 @@ impl Model {
     }
 
     pub fn tick(&self) {
-        let due = std::mem::take(&mut *self.soon.lock().unwrap());
+        let due = std::mem::take(&mut *self.flushes.lock().unwrap());
         due.into_iter().for_each(|flush| flush());
     }
 
@@ -103,15 +103,15 @@ unsafe impl Ordering for Model {
         Ok(())
     }
 
-    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         // SAFETY: the caller's promise.
-        unsafe { self.retire_all(device, stream, vec![buffer]) };
+        unsafe { self.release_all_later(device, stream, vec![buffer]) };
     }
 
-    unsafe fn retire_all(&self, _: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+    unsafe fn release_all_later(&self, _: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         {
             let mut state = self.state();
-            state.retirements += 1;
+            state.deferred_releases += 1;
             if state.captured.contains(&stream) {
                 state.excused = true;
                 return buffers.into_iter().for_each(std::mem::forget);
@@ -132,8 +132,8 @@ unsafe impl Ordering for Model {
         Some(self.state().captured.contains(&stream))
     }
 
-    fn soon(&self, flush: Flush) {
-        self.soon.lock().unwrap().push(flush);
+    fn flush_later(&self, flush: Flush) {
+        self.flushes.lock().unwrap().push(flush);
     }
 }
 

@@ -23,8 +23,8 @@ pub const GPU: Device = Device::cuda(0);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     Ordered(Stream, Stream),
-    Retired(Stream),
-    RetiredAfterAll(Stream),
+    ReleasedLater(Stream),
+    ReleasedAfterAllWork(Stream),
     Synchronized(Stream),
     Deferred(Stream),
     OrderedAcross((Device, Stream), (Device, Stream)),
@@ -51,7 +51,7 @@ pub struct Recorder {
     pub deferred: Mutex<Vec<Deferred>>,
     /// Whether the host cannot wait for streams.
     pub never_waits: bool,
-    /// The flushes that were to be called soon, and never are.
+    /// The flushes that were to be called later, and never are.
     pub flushes: Mutex<Vec<Flush>>,
     /// The errors of its copies; `None` if it has no copies.
     pub copies: Option<Copied>,
@@ -192,13 +192,13 @@ unsafe impl Ordering for Recorder {
         }
     }
 
-    unsafe fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.log.lock().unwrap().push(Event::Retired(stream));
+    unsafe fn release_later(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.log.lock().unwrap().push(Event::ReleasedLater(stream));
         drop(buffer);
     }
 
-    unsafe fn retire_after_all(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        self.log.lock().unwrap().push(Event::RetiredAfterAll(stream));
+    unsafe fn release_after_all_work(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.log.lock().unwrap().push(Event::ReleasedAfterAllWork(stream));
         drop(buffer);
     }
 
@@ -206,7 +206,7 @@ unsafe impl Ordering for Recorder {
         Some(*self.captured.lock().unwrap() == Some(stream))
     }
 
-    fn soon(&self, flush: Flush) {
+    fn flush_later(&self, flush: Flush) {
         self.flushes.lock().unwrap().push(flush);
     }
 

@@ -1,6 +1,6 @@
 //! Which side makes a copy, and what the copy waits for.
 
-use crate::common::Event::{Deferred, Dropped, Ordered, Retired, Synchronized};
+use crate::common::Event::{Deferred, Dropped, Ordered, ReleasedLater, Synchronized};
 use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
     Access, Device, DeviceKind, ErrorKind, Lease, Options, Ordering, Pending, Result, Reuse, Stream, Strides, Transfer,
@@ -49,10 +49,10 @@ fn what_the_producer_has_copied_is_given_back_after_the_copy() {
         drop(copy);
         events
     };
-    assert_eq!(given_back(Reuse::Unknown, None), [Retired(OWNER), Dropped, Ordered(OWNER, READER)]);
+    assert_eq!(given_back(Reuse::Unknown, None), [ReleasedLater(OWNER), Dropped, Ordered(OWNER, READER)]);
     assert_eq!(given_back(Reuse::InStreamOrder, None), [Dropped, Ordered(OWNER, READER)]);
     let pending = Some(Pending::Conjugation);
-    assert_eq!(given_back(Reuse::Unknown, pending), [Retired(OWNER), Dropped, Ordered(OWNER, READER)]);
+    assert_eq!(given_back(Reuse::Unknown, pending), [ReleasedLater(OWNER), Dropped, Ordered(OWNER, READER)]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! DLPack's tensors in transfers: shared memory, every owner dropped once, streams ordered.
 
-use crate::common::Event::{Dropped, Ordered, Retired};
+use crate::common::Event::{Dropped, Ordered, ReleasedLater};
 use crate::common::{GPU, Item, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::dlpack::{DLPack, DlpackFlags, Managed, ManagedTensorBase, Origin, Tensor};
 use bridge_core::{
@@ -125,7 +125,7 @@ fn a_tensor_on_a_device_is_ordered_both_ways() {
     drop(tensor);
     drop(item);
     let events = taken(&recorder.log);
-    assert_eq!(events, [Ordered(OWNER, READER), Retired(READER), Ordered(READER, OWNER), Dropped]);
+    assert_eq!(events, [Ordered(OWNER, READER), ReleasedLater(READER), Ordered(READER, OWNER), Dropped]);
 }
 
 #[test]

@@ -21,13 +21,13 @@ fn each_pair_of_streams_is_ordered_once_each_way() {
     (0..300).for_each(|number| batch.touch(number, READER));
     (0..300).for_each(|number| batch.drop_on(number, Some(READER)));
     assert_eq!(batch.returns().len(), 2);
-    assert_eq!(batch.model.state().retirements, 1);
+    assert_eq!(batch.model.state().deferred_releases, 1);
     assert_eq!(batch.drops(), vec![1; 300]);
-    assert_eq!(batch.model.soon.lock().unwrap().len(), 2, "one call for each pair");
+    assert_eq!(batch.model.flushes.lock().unwrap().len(), 2, "one call for each pair");
 }
 
 #[test]
-fn a_view_that_is_dropped_alone_returns_its_memory_soon() {
+fn a_single_dropped_view_returns_its_memory() {
     let mut batch = Batch::new(&[IN_ORDER; 8]);
     batch.touch(3, READER);
     batch.drop_on(3, Some(READER));
@@ -56,7 +56,7 @@ fn a_view_used_in_another_stream_returns_its_memory_at_once() {
         }
         batch.drop_on(0, Some(if recorded { READER } else { OTHER }));
         assert_eq!(batch.drops()[0], 1);
-        assert!(batch.model.soon.lock().unwrap().is_empty());
+        assert!(batch.model.flushes.lock().unwrap().is_empty());
     }
 }
 

@@ -1,6 +1,8 @@
 //! Copies into tensors that exist: what is refused before anything is launched, and what is ordered.
 
-use crate::common::Event::{Copied as Launched, Dropped, Moved, Ordered, Retired, RetiredAfterAll, Synchronized};
+use crate::common::Event::{
+    Copied as Launched, Dropped, Moved, Ordered, ReleasedAfterAllWork, ReleasedLater, Synchronized,
+};
 use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, Side, taken};
 use bridge_core::{
     Access, DType, Device, DeviceKind, ErrorKind, Misfit, Options, Ordering, Pair, Pending, Result, Reuse, Stream,
@@ -72,7 +74,7 @@ fn a_consumer_that_panics_returns_no_memory_under_the_copy() {
         let events = copied.map_or_else(|_| taken(&log), |(_, events)| events);
         if events.iter().any(|event| matches!(event, Launched { .. })) {
             launches += 1;
-            assert!(events.ends_with(&[Retired(READER), Dropped]), "{says}: {events:?}");
+            assert!(events.ends_with(&[ReleasedLater(READER), Dropped]), "{says}: {events:?}");
         }
     }
     assert!(launches > 0);
@@ -83,7 +85,7 @@ fn a_target_of_unknown_reuse_is_kept_until_the_copy_has_run() {
     let mut scene = Scene::new();
     scene.target.reuse = Reuse::Unknown;
     let (_, events) = scene.copy();
-    assert_eq!(events.last(), Some(&Retired(READER)));
+    assert_eq!(events.last(), Some(&ReleasedLater(READER)));
 }
 
 #[test]
@@ -297,14 +299,14 @@ fn memory_that_is_reused_in_the_stream_of_the_copy_is_returned_without_a_wait() 
         assert!(events.iter().all(|event| matches!(event, Launched { .. })), "{events:?}");
         assert!(!returned.iter().any(|event| matches!(event, Ordered(..))), "{returned:?}");
         let count = |wanted: Event| returned.iter().filter(|event| **event == wanted).count();
-        [count(Dropped), count(Retired(READER)), count(RetiredAfterAll(READER))]
+        [count(Dropped), count(ReleasedLater(READER)), count(ReleasedAfterAllWork(READER))]
     };
     assert_eq!(returned(Reuse::InStreamOrder, false), [9, 0, 0]);
     // The memory of the targets, whose drops are not logged, is reused in stream order.
-    let [dropped, retired, _] = returned(Reuse::Unknown, false);
-    assert!(dropped == 9 && retired > 0, "nothing says when the owner reuses it");
-    let [dropped, _, retired] = returned(Reuse::InStreamOrder, true);
-    assert!(dropped == 9 && retired == 18, "the consumer may have used other streams: {retired}");
+    let [dropped, released, _] = returned(Reuse::Unknown, false);
+    assert!(dropped == 9 && released > 0, "nothing says when the owner reuses it");
+    let [dropped, _, released] = returned(Reuse::InStreamOrder, true);
+    assert!(dropped == 9 && released == 18, "the consumer may have used other streams: {released}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Copies by the ordering's own kernels: in whose memory, in which stream, after what, and what follows an error.
 
-use crate::common::Event::{Copied as Launched, Dropped, Ordered, Prepared, Retired, Synchronized};
+use crate::common::Event::{Copied as Launched, Dropped, Ordered, Prepared, ReleasedLater, Synchronized};
 use crate::common::{ALLOCATED, Copied, Event, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
     Access, Adapter, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Order, Ordering, Pending, Permutation,
@@ -146,7 +146,7 @@ fn a_source_of_unknown_reuse_is_kept_until_the_kernel_has_run() {
     scene.paper.reuse = Reuse::Unknown;
     let (_, events) = scene.cross();
     let filled = launched(FRESH, Some(READER));
-    assert_eq!(events, [Ordered(OWNER, READER), filled, Ordered(READER, OWNER), Retired(OWNER), Dropped]);
+    assert_eq!(events, [Ordered(OWNER, READER), filled, Ordered(READER, OWNER), ReleasedLater(OWNER), Dropped]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Moves to another device: in whose memory, in which stream, after what, and what follows an error.
 
-use crate::common::Event::{Dropped, Moved, Ordered, OrderedAcross, Retired, Synchronized};
+use crate::common::Event::{Dropped, Moved, Ordered, OrderedAcross, ReleasedLater, Synchronized};
 use crate::common::{ALLOCATED, Copied, Event, GPU, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
     CopiedBy, Device, DeviceKind, ErrorKind, HostOnly, Options, Ordering, Pending, Plan, Reason, Result, Reuse, Stream,
@@ -95,7 +95,7 @@ fn a_source_of_unknown_reuse_is_kept_until_the_move_is_done() {
     let mut scene = Scene::new(GPU, OTHER, Copied::Well);
     scene.paper.reuse = Reuse::Unknown;
     let (_, events) = scene.cross();
-    assert_eq!(events[3..], [Retired(OWNER), Dropped, Dropped]);
+    assert_eq!(events[3..], [ReleasedLater(OWNER), Dropped, Dropped]);
 }
 
 #[test]

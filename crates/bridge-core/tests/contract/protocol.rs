@@ -1,6 +1,6 @@
 //! The protocol of a transfer and of its release, with an ordering that records its calls.
 
-use crate::common::Event::{self, Dropped, Ordered, Retired, RetiredAfterAll};
+use crate::common::Event::{self, Dropped, Ordered, ReleasedAfterAllWork, ReleasedLater};
 use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken, writes_nothing};
 use bridge_core::{
     Access, Adapter, Consumer, DType, Device, DeviceBuffer, ErrorKind, Export, Lease, Offer, Options, Ordering, Plan,
@@ -66,11 +66,11 @@ fn memory_that_other_streams_may_use_waits_for_all_work_of_the_device() {
         drop(lease);
         // What is known is ordered in the streams as well, so that the owner sees what those readers wrote.
         let known = [Ordered(READER, OWNER), Ordered(OTHER, OWNER)];
-        assert_eq!(setup.events(), [&known[..], &[RetiredAfterAll(OWNER), Dropped]].concat(), "{reuse:?}");
+        assert_eq!(setup.events(), [&known[..], &[ReleasedAfterAllWork(OWNER), Dropped]].concat(), "{reuse:?}");
         // A view that is used in the owner's stream alone, as far as is known.
         *setup.to.side.current.lock().unwrap() = Some(OWNER);
         drop(setup.cross(Paper { reuse, ..setup.paper() }));
-        assert_eq!(setup.events(), [RetiredAfterAll(OWNER), Dropped], "{reuse:?}");
+        assert_eq!(setup.events(), [ReleasedAfterAllWork(OWNER), Dropped], "{reuse:?}");
     }
 }
 
@@ -95,9 +95,9 @@ unsafe impl Ordering for Untelling {
         unsafe { self.0.order(device, earlier, later) }
     }
 
-    unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+    unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         // SAFETY: the caller's promise.
-        unsafe { self.0.retire(device, stream, buffer) };
+        unsafe { self.0.release_later(device, stream, buffer) };
     }
 }
 
@@ -243,12 +243,12 @@ fn the_per_thread_stream_is_ordered_through_the_legacy_one_at_the_release() {
 }
 
 #[test]
-fn memory_with_unknown_reuse_is_retired_after_the_readers() {
+fn memory_with_unknown_reuse_is_released_after_the_readers() {
     let setup = Setup::new();
     let lease = setup.cross(Paper { reuse: Reuse::Unknown, ..setup.paper() });
     setup.events();
     drop(lease);
-    assert_eq!(setup.events(), [Ordered(READER, OWNER), Retired(OWNER), Dropped]);
+    assert_eq!(setup.events(), [Ordered(READER, OWNER), ReleasedLater(OWNER), Dropped]);
 }
 
 #[test]

@@ -21,10 +21,10 @@ const LATER: Stream = STREAMS[3];
 #[derive(Debug, PartialEq)]
 enum Event {
     Ordered(Stream, Stream),
-    Retired,
-    RetiredAfterAll,
+    ReleasedLater,
+    ReleasedAfterAllWork,
 }
-use Event::{Ordered, Retired, RetiredAfterAll};
+use Event::{Ordered, ReleasedAfterAllWork, ReleasedLater};
 
 #[derive(Default)]
 struct Recorder(Mutex<Vec<Event>>);
@@ -42,12 +42,12 @@ unsafe impl Ordering for Recorder {
         Ok(())
     }
 
-    unsafe fn retire(&self, _: Device, _: Stream, _: Box<dyn DeviceBuffer>) {
-        self.note(Retired);
+    unsafe fn release_later(&self, _: Device, _: Stream, _: Box<dyn DeviceBuffer>) {
+        self.note(ReleasedLater);
     }
 
-    unsafe fn retire_after_all(&self, _: Device, _: Stream, _: Box<dyn DeviceBuffer>) {
-        self.note(RetiredAfterAll);
+    unsafe fn release_after_all_work(&self, _: Device, _: Stream, _: Box<dyn DeviceBuffer>) {
+        self.note(ReleasedAfterAllWork);
     }
 }
 
@@ -165,7 +165,7 @@ fn each_consumer_waits_in_the_stream_that_it_names_and_the_memory_for_the_whole_
     }
     assert!(scene.loan().ready_for(Some(-2)).is_err());
     // The streams may have been destroyed since, so the end names none of them.
-    assert_eq!(scene.end(), [RetiredAfterAll]);
+    assert_eq!(scene.end(), [ReleasedAfterAllWork]);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn the_memory_waits_for_the_device_where_no_stream_is_ever_named() {
     // By an array interface, or by `__dlpack__(stream=-1)`.
     let mut scene = Scene::new(GPU, None);
     assert_eq!(scene.consume(Some(-1)), []);
-    assert_eq!(scene.end(), [RetiredAfterAll]);
+    assert_eq!(scene.end(), [ReleasedAfterAllWork]);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn a_stream_that_the_caller_names_is_enough() {
     assert_eq!(scene.consume(None), [], "the caller has said where");
     assert_eq!(scene.consume(Some(-1)), []);
     assert_eq!(scene.consume(Some(0xb0)), []);
-    assert_eq!(scene.end(), [Ordered(NAMED, OWNER), Retired]);
+    assert_eq!(scene.end(), [Ordered(NAMED, OWNER), ReleasedLater]);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_consumer_that_names_another_stream_than_the_caller_is_waited_for_with_the_d
     let mut scene = Scene::new(GPU, Some(NAMED));
     scene.events();
     assert_eq!(scene.consume(Some(0xc0)), [Ordered(NAMED, OTHER)]);
-    assert_eq!(scene.end(), [Ordered(NAMED, OWNER), RetiredAfterAll]);
+    assert_eq!(scene.end(), [Ordered(NAMED, OWNER), ReleasedAfterAllWork]);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn a_recorded_stream_is_waited_for_by_name() {
     let (device, address) = scene.loan().locate().unwrap().unwrap();
     // SAFETY: no driver sees this stream.
     assert_eq!(unsafe { READER.views().used(device, address, OTHER, || None) }, 1);
-    assert_eq!(scene.end(), [Ordered(NAMED, OWNER), Ordered(OTHER, OWNER), Retired]);
+    assert_eq!(scene.end(), [Ordered(NAMED, OWNER), Ordered(OTHER, OWNER), ReleasedLater]);
 }
 
 #[test]

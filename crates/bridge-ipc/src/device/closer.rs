@@ -13,7 +13,7 @@ type Due = (Instant, Box<dyn FnOnce() + Send>);
 const LINGER: Duration = Duration::from_millis(200);
 
 /// Does something a little later, in turn, on the thread; at once where there is no thread.
-pub(crate) fn later(what: impl FnOnce() + Send + 'static) {
+pub(crate) fn defer(what: impl FnOnce() + Send + 'static) {
     static CLOSER: OnceLock<Option<Mutex<mpsc::Sender<Due>>>> = OnceLock::new();
     let thread = CLOSER.get_or_init(|| {
         let (sender, receiver) = mpsc::channel::<Due>();

@@ -4,9 +4,9 @@
 //! a word that has moved on covers more work, never less. If a process ends before its work has run, the other one
 //! writes its words itself ([`watch`]): an event of a killed process would never fire.
 
-use super::closer::later;
+use super::closer::defer;
 use super::watch::{forget, watch};
-use super::{Retired, Role, Then};
+use super::{AfterWork, Role, Then};
 use crate::line::broken;
 use crate::memory::{self, Mapping, Writing};
 use crate::wire::{Point, Uuid};
@@ -99,7 +99,7 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let (mapping, device, words) = (Arc::clone(&self.mapping), self.device, self.words);
-        later(move || {
+        defer(move || {
             // SAFETY: `new` has registered it for this device. Its work has run: `Fences::drop` keeps the page until
             // then.
             unsafe { words.unregister(device, mapping.bytes().start) };
@@ -211,9 +211,9 @@ impl Fences {
 impl Drop for Fences {
     fn drop(&mut self) {
         for (At { device, stream, .. }, _) in self.devices.values() {
-            let keeps = Retired { device: *device, then: Then::Drop(Arc::clone(&self.page) as _) };
+            let keeps = AfterWork { device: *device, then: Then::Drop(Arc::clone(&self.page) as _) };
             // SAFETY: the streams of this end live as long as the process.
-            unsafe { self.tools.ordering.retire(*device, *stream, Box::new(keeps)) };
+            unsafe { self.tools.ordering.release_later(*device, *stream, Box::new(keeps)) };
         }
     }
 }
@@ -241,7 +241,7 @@ mod tests {
     struct Fake {
         registered: Mutex<Vec<Range<usize>>>,
         asked: Mutex<Vec<Asked>>,
-        retired: Mutex<Vec<(Stream, Box<dyn DeviceBuffer>)>>,
+        released: Mutex<Vec<(Stream, Box<dyn DeviceBuffer>)>>,
         refused: &'static str,
     }
 
@@ -289,16 +289,16 @@ mod tests {
         }
     }
 
-    struct Retires(&'static Fake);
+    struct Releases(&'static Fake);
 
     // SAFETY: it orders nothing, and no stream has work.
-    unsafe impl Ordering for Retires {
+    unsafe impl Ordering for Releases {
         unsafe fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
             Ok(())
         }
 
-        unsafe fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-            got(&self.0.retired).push((stream, buffer));
+        unsafe fn release_later(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+            got(&self.0.released).push((stream, buffer));
         }
     }
 
@@ -307,7 +307,7 @@ mod tests {
     }
 
     fn tools(fake: &'static Fake) -> Tools {
-        Tools { words: fake, ordering: Arc::new(Retires(fake)) }
+        Tools { words: fake, ordering: Arc::new(Releases(fake)) }
     }
 
     fn at(device: u8) -> At {
@@ -472,7 +472,7 @@ mod tests {
         for refused in ["register", "write"] {
             let fake = fake(refused);
             assert_eq!(kind(Fences::make(tools(fake), &at(1), None).map(drop)), Some(ErrorKind::Driver), "{refused}");
-            got(&fake.retired).clear();
+            got(&fake.released).clear();
             eventually("nothing is registered", || got(&fake.registered).is_empty());
         }
     }
@@ -528,7 +528,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(50));
         for (end, fake) in ends {
             drop(end);
-            got(&fake.retired).clear();
+            got(&fake.released).clear();
         }
         eventually("it is forgotten", || watched(&process) == 0);
         child.kill().unwrap();
@@ -555,16 +555,16 @@ mod tests {
         exporter.point(&at(2)).unwrap();
         exporter.wait(&at(1), 1, 1).unwrap();
         drop(exporter);
-        let streams: Vec<_> = got(&exports.retired).iter().map(|(stream, _)| *stream).collect();
+        let streams: Vec<_> = got(&exports.released).iter().map(|(stream, _)| *stream).collect();
         assert_eq!(streams, [at(1).stream, at(2).stream]);
         assert_eq!(got(&exports.registered).len(), 1);
         assert_eq!(importer.page.word(1).load(Acquire), 0, "the process lives");
         child.kill().unwrap();
         eventually("the word is released", || importer.page.word(1).load(Acquire) == RELEASED);
-        got(&exports.retired).pop();
+        got(&exports.released).pop();
         std::thread::sleep(Duration::from_millis(400));
         assert_eq!(got(&exports.registered).len(), 1, "the other stream has work");
-        got(&exports.retired).clear();
+        got(&exports.released).clear();
         eventually("it is registered no more", || got(&exports.registered).is_empty());
         child.wait().unwrap();
     }

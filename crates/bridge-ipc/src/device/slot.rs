@@ -1,6 +1,6 @@
 //! Memory of other processes that is open in this one: each piece once, and open a little longer than it is used.
 
-use super::closer::later;
+use super::closer::defer;
 use super::{Name, close, locked};
 use bridge_core::{Device, Error, ErrorKind, Result};
 use bridge_cuda::Opened;
@@ -161,7 +161,7 @@ impl Inside {
 /// time.
 pub(super) fn close_later(slot: Arc<Slot>) {
     let begun = slot.begun();
-    later(move || slot.end_since(begun, close));
+    defer(move || slot.end_since(begun, close));
 }
 
 #[cfg(test)]
@@ -199,7 +199,7 @@ mod tests {
     }
 
     /// Ends a use on another thread, a moment later.
-    fn leave_soon(slot: Arc<Slot>) -> thread::JoinHandle<bool> {
+    fn leave_after_a_pause(slot: Arc<Slot>) -> thread::JoinHandle<bool> {
         thread::spawn(move || {
             thread::sleep(Duration::from_millis(20));
             slot.leave()
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn a_ticket_waits_for_the_end_of_work_on_freed_memory() {
         let slots = Slots::new();
-        let ends = leave_soon(enter(&slots, 1).0.unwrap().0);
+        let ends = leave_after_a_pause(enter(&slots, 1).0.unwrap().0);
         assert_eq!(enter(&slots, 2).1, ["close 1", "open 2"]);
         assert!(ends.join().unwrap());
     }
@@ -275,7 +275,7 @@ mod tests {
         let (old, _) = enter(&slots, 1).0.unwrap();
         // Also where it is expected to be used again.
         old.expect(true);
-        let ends = leave_soon(Arc::clone(&old));
+        let ends = leave_after_a_pause(Arc::clone(&old));
         let open = || match is_open.get() {
             true => Err(Error::new(ErrorKind::Busy, "already mapped")),
             false => Ok(Opened::new(2..100)),

@@ -192,7 +192,7 @@ impl Share {
 
 /// Keeps a connection a little, and longer if it is used meanwhile.
 fn stay(kept: Arc<Connection>) {
-    device::later(move || match kept.was_used.swap(false, Relaxed) {
+    device::defer(move || match kept.was_used.swap(false, Relaxed) {
         true => stay(kept),
         false => kept.lingers.store(false, Relaxed),
     });

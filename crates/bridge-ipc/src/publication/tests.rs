@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const SOON: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A folder for sockets, which is removed in the end.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ fn under_way(publication: &Publication) -> Finishing {
 }
 
 fn eventually_free(publication: &Publication, slots: usize) {
-    let free = publication.desk.wait(SOON, |state| (state.free.len() == slots).then_some(())).unwrap();
+    let free = publication.desk.wait(PATIENCE, |state| (state.free.len() == slots).then_some(())).unwrap();
     assert_eq!(free, Some(()), "{} slots are free", publication.desk.lock().free.len());
 }
 
@@ -57,7 +57,7 @@ fn a_version_that_is_overtaken_is_left_out() {
     let [older, newer] = [(); 2].map(|()| under_way(&publication));
     assert_eq!(publication.settled(Duration::ZERO).unwrap(), None);
     drop(newer);
-    let version = publication.settled(SOON).unwrap().expect("it is announced");
+    let version = publication.settled(PATIENCE).unwrap().expect("it is announced");
     assert_eq!(version, publication.version());
     drop(older);
     eventually_free(&publication, 2);
@@ -72,13 +72,13 @@ fn a_version_that_waits_to_be_announced_is_not_replaced_by_an_older_one() {
         let [first, older, newer] = [(); 3].map(|()| under_way(&publication));
         let turn = locked(&publication.desk.turn);
         drop(first);
-        publication.desk.wait(SOON, |state| state.finished.is_none().then_some(())).unwrap();
+        publication.desk.wait(PATIENCE, |state| state.finished.is_none().then_some(())).unwrap();
         match is_in_order {
             true => drop((older, newer)),
             false => drop((newer, older)),
         }
         drop(turn);
-        assert!(publication.settled(SOON).unwrap().is_some(), "the newest is announced");
+        assert!(publication.settled(PATIENCE).unwrap().is_some(), "the newest is announced");
         eventually_free(&publication, 3);
     }
 }
@@ -124,7 +124,7 @@ fn a_version_has_the_elements_and_the_tree_that_it_was_announced_with() {
         |tensor: &IpcTensor| unsafe { std::slice::from_raw_parts(start(tensor), tensor.layout().nbytes()) }.to_vec();
     let (_folder, _names, (client, _exporter), publication) = published(2).unwrap();
     for (number, tree) in [(1, "[0,1]"), (2, "{\"a\":0,\"b\":1}")] {
-        let draft = publication.draft(SOON).unwrap();
+        let draft = publication.draft(PATIENCE).unwrap();
         for (index, tensor) in draft.tensors().iter().enumerate() {
             fill(tensor, 10 * number + index as u8);
         }
@@ -159,7 +159,7 @@ fn a_version_that_cannot_be_announced_is_an_error_of_the_next_call() {
     let draft = under_way(&publication);
     drop(names);
     drop(draft);
-    assert_eq!(publication.settled(SOON).unwrap_err().kind(), ErrorKind::Gone);
+    assert_eq!(publication.settled(PATIENCE).unwrap_err().kind(), ErrorKind::Gone);
     assert_eq!(publication.settled(Duration::ZERO).unwrap(), Some(0), "it is told once");
     eventually_free(&publication, 2);
 }
@@ -178,11 +178,11 @@ fn nothing_is_announced_after_the_end() {
 #[test]
 fn the_end_of_the_connection_ends_what_was_published() {
     let (_folder, names, (client, exporter), publication) = published(2).unwrap();
-    publication.announce(publication.draft(SOON).unwrap(), None).unwrap();
+    publication.announce(publication.draft(PATIENCE).unwrap(), None).unwrap();
     assert_eq!(exporter.held().shares, 1);
     drop(client);
     assert_eq!(exporter.held().shares, 0);
-    let draft = publication.draft(SOON).unwrap();
+    let draft = publication.draft(PATIENCE).unwrap();
     assert_eq!(publication.announce(draft, None).unwrap_err().kind(), ErrorKind::Gone);
     eventually_free(&publication, 2);
     drop((names, exporter));
@@ -194,7 +194,7 @@ fn the_end_of_a_publication_ends_its_waits() {
     let (_folder, _names, _ends, publication) = published(2).unwrap();
     let drafts = [(); 2].map(|()| publication.draft(Duration::ZERO).unwrap());
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| publication.draft(SOON).map(drop).map_err(|error| error.kind()));
+        let waiting = scope.spawn(|| publication.draft(PATIENCE).map(drop).map_err(|error| error.kind()));
         std::thread::sleep(Duration::from_millis(20));
         publication.close();
         assert_eq!(waiting.join().unwrap(), Err(ErrorKind::Gone));

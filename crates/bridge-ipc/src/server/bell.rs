@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_no_process_opens_soon_let_it_sleep_ever_longer() {
+    fn shares_that_no_process_opens_let_it_sleep_ever_longer() {
         let (bell, mut attention) = attention();
         for quiet in (0..20).map(|power| MOST_QUIET.min(EXPECTED * (1 << power))) {
             assert_eq!(attention.quiet, quiet);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_soon_after_a_share_ends_the_quiet() {
+    fn a_question_right_after_a_share_ends_the_quiet() {
         for (shared, ends) in [(u64::MAX, true), (0, false)] {
             let (bell, mut attention) = attention();
             sleep(2 * EXPECTED);

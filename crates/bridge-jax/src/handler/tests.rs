@@ -347,8 +347,8 @@ unsafe impl Ordering for Recorder {
         Ok(())
     }
 
-    unsafe fn retire(&self, _: Device, stream: Stream, _: Box<dyn DeviceBuffer>) {
-        self.note(format!("retired in {}", stream.handle()));
+    unsafe fn release_later(&self, _: Device, stream: Stream, _: Box<dyn DeviceBuffer>) {
+        self.note(format!("released in {}", stream.handle()));
     }
 
     unsafe fn synchronize(&self, _: Device, stream: Stream) -> Result<()> {

@@ -228,7 +228,7 @@ else:
         "tensorflow1",
         "tracing",
     )
-    _LATER = {
+    _LAZY = {
         **dict.fromkeys(("doctor", "matrix"), "_doctor"),
         "bench": "_bench",
         "call": "_calls",
@@ -254,8 +254,8 @@ else:
     def __getattr__(name: str) -> object:
         if name in _MODULES:
             return _imported(name)
-        if name in _LATER:
-            found = getattr(_imported(_LATER[name]), name)
+        if name in _LAZY:
+            found = getattr(_imported(_LAZY[name]), name)
             globals()[name] = found
             return found
         text = f"module {__name__!r} has no attribute {name!r}"
@@ -269,7 +269,7 @@ else:
 
     def __dir__() -> list[str]:
         special = (name for name in globals() if name.startswith("__"))
-        return sorted({*special, *__all__, *_MODULES, *_LATER, "errors"})
+        return sorted({*special, *__all__, *_MODULES, *_LAZY, "errors"})
 
 
 _compiled.watch()

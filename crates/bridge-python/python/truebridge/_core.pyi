@@ -82,7 +82,7 @@ class Profile(TypedDict):
 class Stats(TypedDict):
     leased: int
     released: int
-    retired: int
+    pending: int
     leaked: int
     untaken: int
     reclaimed: int

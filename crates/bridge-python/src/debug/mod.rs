@@ -182,7 +182,7 @@ fn overwrite(hold: (Hold, Option<Keep>), bytes: Range<usize>, device: Device, st
                 // SAFETY: the hold keeps the memory, on this device, and may be dropped on any thread.
                 let memory = unsafe { Memory::new(allocation, hold) };
                 // SAFETY: the memory keeps its stream, beside the hold.
-                unsafe { ordering().retire(device, stream, Box::new(memory)) };
+                unsafe { ordering().release_later(device, stream, Box::new(memory)) };
             }
         }
         _ => (),

@@ -82,7 +82,7 @@ impl Pass {
         if self.run > longest {
             return None;
         }
-        if self.is_soon(i) {
+        if self.is_still_cached(i) {
             return None;
         }
         let across = side / self.run;
@@ -161,7 +161,7 @@ impl Pass {
     }
 
     /// Returns whether a neighbour along dimension `i` follows so soon that it is still in the cache.
-    pub(super) fn is_soon(&self, i: usize) -> bool {
+    pub(super) fn is_still_cached(&self, i: usize) -> bool {
         let whole = || CACHED_WHOLE.iter().find(|(whole, _)| self.nbytes() <= *whole).map(|(_, most)| *most);
         let most = match self.unit {
             4 => LONGEST_CACHED_WORDS,

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Pauses of the thread between two polls of the events: the first after a success, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(2));
 
-/// One in so many calls of `retire` polls earlier buffers, because a query costs as much as an event.
+/// One in so many calls of `release_later` polls earlier buffers, because a query costs as much as an event.
 const TURNS: usize = 8;
 
 /// Events whose buffers such a call drops at most: more than [`TURNS`], so that the queue shrinks; few, so that the
@@ -36,7 +36,7 @@ pub(crate) fn drop_each(buffers: Buffers) {
 
 #[derive(Default)]
 struct Counts {
-    retired: AtomicUsize,
+    pending: AtomicUsize,
     leaked: AtomicUsize,
 }
 
@@ -46,7 +46,7 @@ struct Counts {
 struct Line {
     device: Device,
     stream: Option<Stream>,
-    waiting: VecDeque<Retired>,
+    waiting: VecDeque<PendingRelease>,
 }
 
 impl Line {
@@ -59,13 +59,13 @@ impl Line {
 struct State {
     /// One line for each stream with waiting buffers.
     lines: Vec<Line>,
-    /// Calls of `retire` that found buffers waiting.
+    /// Calls of `release_later` that found buffers waiting.
     turns: usize,
 }
 
 impl State {
     /// Polls the first event of each line, and the next while they are done. Removes up to `most` that are not pending.
-    fn finished<D: Driver>(&mut self, devices: &Devices<D>, most: usize) -> Vec<Retired> {
+    fn finished<D: Driver>(&mut self, devices: &Devices<D>, most: usize) -> Vec<PendingRelease> {
         let mut finished = Vec::new();
         self.lines.retain_mut(|line| {
             while finished.len() < most && line.waiting.front_mut().is_some_and(|first| !first.must_wait(devices)) {
@@ -78,7 +78,7 @@ impl State {
 
     /// Polls on the calling thread. That thread may have a capture under way, which a query invalidates in every mode
     /// but the relaxed one (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
-    fn finished_here<D: Driver>(&mut self, devices: &Devices<D>) -> Vec<Retired> {
+    fn finished_here<D: Driver>(&mut self, devices: &Devices<D>) -> Vec<PendingRelease> {
         let Ok(before) = devices.driver().exchange_capture_mode(RELAXED) else { return Vec::new() };
         let finished = self.finished(devices, SHARE);
         // The call worked a moment ago; a driver that has shut down meanwhile has no captures.
@@ -86,23 +86,23 @@ impl State {
         finished
     }
 
-    fn push(&mut self, stream: Option<Stream>, retired: Retired) {
-        let device = retired.device;
+    fn push(&mut self, stream: Option<Stream>, release: PendingRelease) {
+        let device = release.device;
         let found = self.lines.iter().position(|line| line.is_of(device, stream));
         let index = found.unwrap_or_else(|| {
             self.lines.push(Line { device, stream, waiting: VecDeque::new() });
             self.lines.len() - 1
         });
-        self.lines[index].waiting.push_back(retired);
+        self.lines[index].waiting.push_back(release);
     }
 }
 
-/// Holds buffers whose release is pending until their events have fired. Some calls of `retire` drop buffers that are
+/// Holds buffers whose release is pending until their events have fired. Some calls of `release_later` drop buffers that are
 /// due; a background thread, started when it is first needed, drops the rest.
 ///
 /// The lines of all streams are polled in turn, so that no finished buffer waits for an unfinished one of another
 /// stream.
-pub(crate) struct Reaper {
+pub(crate) struct Releases {
     counts: Arc<Counts>,
     queue: Arc<Queue<State>>,
     spawn: Spawn,
@@ -111,17 +111,17 @@ pub(crate) struct Reaper {
 /// Starts a thread, and returns whether that worked.
 type Spawn = fn(Box<dyn FnOnce() + Send>) -> bool;
 
-impl Default for Reaper {
+impl Default for Releases {
     fn default() -> Self {
         let spawn = |body| thread::Builder::new().name("truebridge".into()).spawn(body).is_ok();
         Self { counts: Arc::default(), queue: Arc::default(), spawn }
     }
 }
 
-impl Reaper {
+impl Releases {
     /// Returns the number of buffers that are neither dropped nor leaked yet.
-    pub fn retired(&self) -> usize {
-        self.counts.retired.load(Acquire)
+    pub fn pending(&self) -> usize {
+        self.counts.pending.load(Acquire)
     }
 
     /// Returns the number of buffers that will never be dropped.
@@ -140,7 +140,7 @@ impl Reaper {
             (due, state.lines.iter().any(|line| line.is_of(device, Some(stream))))
         });
         // Not under the lock: this runs foreign code.
-        due.into_iter().for_each(Retired::give_back);
+        due.into_iter().for_each(PendingRelease::give_back);
         after
     }
 
@@ -154,12 +154,12 @@ impl Reaper {
         event: Event,
         buffers: Buffers,
     ) {
-        let retired = Retired::new(device, event, buffers, Arc::clone(&self.counts));
+        let release = PendingRelease::new(device, event, buffers, Arc::clone(&self.counts));
         let start = || {
             let (devices, queue) = (Arc::clone(devices), Arc::clone(&self.queue));
             (self.spawn)(Box::new(move || run(&devices, &queue)))
         };
-        self.queue.add(start, |state, _| state.push(stream, retired));
+        self.queue.add(start, |state, _| state.push(stream, release));
     }
 
     /// Never drops the buffers, and counts them.
@@ -169,14 +169,14 @@ impl Reaper {
     }
 }
 
-impl Drop for Reaper {
+impl Drop for Releases {
     fn drop(&mut self) {
         self.queue.close();
     }
 }
 
 /// Buffers that wait for an event. Only [`give_back`](Self::give_back) drops them; any other drop leaks them.
-struct Retired {
+struct PendingRelease {
     device: Device,
     event: Event,
     /// Whether the event has fired.
@@ -185,9 +185,9 @@ struct Retired {
     counts: Arc<Counts>,
 }
 
-impl Retired {
+impl PendingRelease {
     fn new(device: Device, event: Event, buffers: Buffers, counts: Arc<Counts>) -> Self {
-        counts.retired.fetch_add(buffers.len(), Release);
+        counts.pending.fetch_add(buffers.len(), Release);
         Self { device, event, fired: false, buffers, counts }
     }
 
@@ -211,31 +211,31 @@ impl Retired {
             let buffers = mem::take(&mut self.buffers);
             let count = buffers.len();
             drop_each(buffers);
-            self.counts.retired.fetch_sub(count, Release);
+            self.counts.pending.fetch_sub(count, Release);
         }
     }
 }
 
-impl Drop for Retired {
+impl Drop for PendingRelease {
     fn drop(&mut self) {
         let leaked = mem::take(&mut self.buffers);
         self.counts.leaked.fetch_add(leaked.len(), Release);
-        self.counts.retired.fetch_sub(leaked.len(), Release);
+        self.counts.pending.fetch_sub(leaked.len(), Release);
         leaked.into_iter().for_each(mem::forget);
     }
 }
 
-/// Polls the events until the reaper has been dropped and no buffer is left.
+/// Polls the events until [`Releases`] has been dropped and no buffer is left.
 fn run<D: Driver>(devices: &Devices<D>, queue: &Queue<State>) {
     // A query would invalidate captures of other threads, too. If this fails, so does every query.
-    if !is_planted("cuda_reaper_not_relaxed") {
+    if !is_planted("cuda_releases_not_relaxed") {
         let _ = devices.driver().exchange_capture_mode(RELAXED);
     }
     let mut pause = PAUSES.0;
     let is_empty = |state: &State| state.lines.is_empty();
     while let Some(due) = queue.wait(is_empty, |state| state.finished(devices, usize::MAX)) {
         pause = if due.is_empty() { PAUSES.1.min(pause * 2) } else { PAUSES.0 };
-        due.into_iter().for_each(Retired::give_back);
+        due.into_iter().for_each(PendingRelease::give_back);
         rest(pause);
     }
 }
@@ -261,29 +261,29 @@ mod tests {
     }
 
     fn settled(cuda: &CudaOrdering<Fake>) {
-        eventually("nothing is pending", || cuda.reaper().retired() == 0);
+        eventually("nothing is pending", || cuda.releases().pending() == 0);
     }
 
     #[test]
     fn a_buffer_is_dropped_once_and_not_before_its_event_has_fired() {
         let (cuda, drops) = setup();
-        cuda.retire(GPU, A, Counted::boxed(&drops));
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
         eventually("the event was queried a few times", || cuda.devices().driver().queries() > 5);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (0, 1));
+        assert_eq!((drops.load(SeqCst), cuda.releases().pending()), (0, 1));
         cuda.devices().driver().finish(A);
         settled(&cuda);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (1, 0));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (1, 0));
     }
 
     #[test]
     fn a_finished_buffer_does_not_wait_for_an_unfinished_one() {
         let (cuda, drops) = setup();
         let late = Arc::default();
-        cuda.retire(GPU, A, Counted::boxed(&late));
-        cuda.retire(GPU, B, Counted::boxed(&drops));
+        cuda.release_later(GPU, A, Counted::boxed(&late));
+        cuda.release_later(GPU, B, Counted::boxed(&drops));
         cuda.devices().driver().finish(B);
         eventually("the second is dropped", || drops.load(SeqCst) == 1);
-        eventually("one is left", || cuda.reaper().retired() == 1);
+        eventually("one is left", || cuda.releases().pending() == 1);
         assert_eq!(late.load(SeqCst), 0);
         cuda.devices().driver().finish(A);
         settled(&cuda);
@@ -297,14 +297,14 @@ mod tests {
         {
             let (cuda, drops) = setup();
             cuda.devices().driver().fail(call, code);
-            cuda.retire(GPU, A, Counted::boxed(&drops));
+            cuda.release_later(GPU, A, Counted::boxed(&drops));
             settled(&cuda);
-            assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (0, 1), "{call}");
+            assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (0, 1), "{call}");
             cuda.devices().driver().fail(call, 0);
-            cuda.retire(GPU, B, Counted::boxed(&drops));
+            cuda.release_later(GPU, B, Counted::boxed(&drops));
             cuda.devices().driver().finish(B);
             settled(&cuda);
-            assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (1, 1), "afterwards, {call}");
+            assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (1, 1), "afterwards, {call}");
         }
     }
 
@@ -312,9 +312,9 @@ mod tests {
     fn memory_of_a_captured_stream_is_leaked_and_the_capture_not_touched() {
         let (cuda, drops) = setup();
         cuda.devices().driver().capture(A);
-        cuda.retire(GPU, A, Counted::boxed(&drops));
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
         settled(&cuda);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (0, 1));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (0, 1));
         let calls = cuda.devices().driver().take_calls();
         assert!(!calls.iter().any(|call| matches!(call, Call::Record(..))), "{calls:?}");
     }
@@ -323,39 +323,39 @@ mod tests {
     fn memory_of_no_cuda_device_is_leaked() {
         let (cuda, drops) = setup();
         for device in [Device::CPU, Device::cuda(2), Device::cuda(-1)] {
-            cuda.retire(device, A, Counted::boxed(&drops));
+            cuda.release_later(device, A, Counted::boxed(&drops));
         }
         settled(&cuda);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (0, 3));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (0, 3));
     }
 
     #[test]
     fn pending_buffers_are_leaked_when_the_driver_shuts_down() {
         let (cuda, drops) = setup();
         for _ in 0..3 {
-            cuda.retire(GPU, A, Counted::boxed(&drops));
+            cuda.release_later(GPU, A, Counted::boxed(&drops));
         }
         cuda.devices().driver().fail("cuCtxGetCurrent", 4);
         settled(&cuda);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (0, 3));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (0, 3));
     }
 
     #[test]
     fn a_panic_in_a_drop_does_not_take_the_others_with_it() {
         let (cuda, drops) = setup();
-        cuda.retire(GPU, A, Box::new(Counted { drops: Arc::clone(&drops), panics: true }));
-        cuda.retire(GPU, A, Counted::boxed(&drops));
+        cuda.release_later(GPU, A, Box::new(Counted { drops: Arc::clone(&drops), panics: true }));
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
         cuda.devices().driver().finish(A);
         settled(&cuda);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (2, 0));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (2, 0));
     }
 
     #[test]
-    fn retire_polls_older_buffers_without_harm_to_the_callers_captures() {
+    fn a_release_polls_older_buffers_without_harm_to_the_callers_captures() {
         let (cuda, drops) = setup();
-        cuda.retire(GPU, A, Counted::boxed(&drops));
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
         eventually("the thread polls", || cuda.devices().driver().queries() > 1);
-        cuda.retire(GPU, B, Counted::boxed(&drops));
+        cuda.release_later(GPU, B, Counted::boxed(&drops));
         let calls = cuda.devices().driver().take_calls();
         let modes: Vec<_> = calls.iter().filter(|call| matches!(call, Call::Mode(_))).collect();
         // One of them is the thread's own.
@@ -364,23 +364,23 @@ mod tests {
         cuda.devices().driver().finish(A);
         cuda.devices().driver().finish(B);
         settled(&cuda);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (2, 0));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (2, 0));
     }
 
     #[test]
     fn work_after_a_pending_buffer_is_pending_without_a_query() {
         let (cuda, drops) = setup();
-        cuda.retire(GPU, A, Counted::boxed(&drops));
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
         cuda.devices().driver().idle(A);
         cuda.devices().driver().idle(B);
-        cuda.retire(GPU, A, Counted::boxed(&drops));
-        assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (0, 2), "the stream was queried");
-        cuda.retire(GPU, B, Counted::boxed(&drops));
-        cuda.retire(Device::cuda(1), A, Counted::boxed(&drops));
-        assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (2, 2), "no buffer waits for those streams");
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.releases().pending()), (0, 2), "the stream was queried");
+        cuda.release_later(GPU, B, Counted::boxed(&drops));
+        cuda.release_later(Device::cuda(1), A, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.releases().pending()), (2, 2), "no buffer waits for those streams");
         cuda.devices().driver().finish(A);
         settled(&cuda);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (4, 0));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (4, 0));
     }
 
     #[test]
@@ -388,14 +388,14 @@ mod tests {
         let (cuda, drops) = setup();
         let never: fn(Box<dyn FnOnce() + Send>) -> bool = |_| true;
         let mut cuda = cuda;
-        cuda.reaper_mut().spawn = never;
+        cuda.releases_mut().spawn = never;
         for _ in 0..TURNS {
-            cuda.retire(GPU, A, Counted::boxed(&drops));
+            cuda.release_later(GPU, A, Counted::boxed(&drops));
         }
         assert_eq!(cuda.devices().driver().queries(), 1, "one turn polls, one buffer");
         cuda.devices().driver().finish(A);
-        cuda.retire(GPU, A, Counted::boxed(&drops));
-        cuda.retire(GPU, A, Counted::boxed(&drops));
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
         assert_eq!(drops.load(SeqCst), TURNS, "the next turn drops them all");
     }
 
@@ -403,7 +403,7 @@ mod tests {
     fn events_are_reused_and_the_thread_starts_once() {
         let (cuda, drops) = setup();
         for round in 1..=20 {
-            cuda.retire(GPU, A, Counted::boxed(&drops));
+            cuda.release_later(GPU, A, Counted::boxed(&drops));
             cuda.devices().driver().finish(A);
             settled(&cuda);
             assert_eq!(drops.load(SeqCst), round);
@@ -417,23 +417,23 @@ mod tests {
     fn a_thread_that_could_not_be_started_is_tried_again() {
         static TRIES: AtomicUsize = AtomicUsize::new(0);
         let (mut cuda, drops) = setup();
-        let spawn = cuda.reaper().spawn;
-        cuda.reaper_mut().spawn = |body| match TRIES.fetch_add(1, SeqCst) {
+        let spawn = cuda.releases().spawn;
+        cuda.releases_mut().spawn = |body| match TRIES.fetch_add(1, SeqCst) {
             0 => false,
             _ => std::thread::Builder::new().spawn(body).is_ok(),
         };
-        cuda.retire(GPU, A, Counted::boxed(&drops));
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
         cuda.devices().driver().finish(A);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().retired(), cuda.reaper().leaked()), (0, 1, 0));
-        cuda.retire(GPU, B, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.releases().pending(), cuda.releases().leaked()), (0, 1, 0));
+        cuda.release_later(GPU, B, Counted::boxed(&drops));
         cuda.devices().driver().finish(B);
         settled(&cuda);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked(), TRIES.load(SeqCst)), (2, 0, 2));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked(), TRIES.load(SeqCst)), (2, 0, 2));
         assert!(spawn(Box::new(|| ())));
     }
 
     #[test]
-    fn threads_may_retire_at_once() {
+    fn threads_may_release_at_once() {
         let (cuda, drops) = setup();
         std::thread::scope(|scope| {
             for thread in 0..4 {
@@ -442,7 +442,7 @@ mod tests {
                     for number in 0..100 {
                         let device = Device::cuda(number % 2);
                         // SAFETY: no driver sees this stream.
-                        cuda.retire(device, unsafe { Stream::from_handle(100 + thread) }, Counted::boxed(drops));
+                        cuda.release_later(device, unsafe { Stream::from_handle(100 + thread) }, Counted::boxed(drops));
                     }
                 });
             }
@@ -451,17 +451,17 @@ mod tests {
         // SAFETY: no driver sees this stream.
         (0..4).for_each(|thread| cuda.devices().driver().finish(unsafe { Stream::from_handle(100 + thread) }));
         settled(&cuda);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (400, 0));
+        assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (400, 0));
     }
 
     #[test]
     fn pending_buffers_are_dropped_after_the_ordering() {
         let (cuda, drops) = setup();
-        let counts = Arc::clone(&cuda.reaper().counts);
-        cuda.retire(GPU, A, Counted::boxed(&drops));
+        let counts = Arc::clone(&cuda.releases().counts);
+        cuda.release_later(GPU, A, Counted::boxed(&drops));
         cuda.devices().driver().finish(A);
         drop(cuda);
-        eventually("it is dropped", || counts.retired.load(SeqCst) == 0);
+        eventually("it is dropped", || counts.pending.load(SeqCst) == 0);
         assert_eq!(drops.load(SeqCst), 1);
     }
 }

@@ -4,7 +4,7 @@ use bridge_core::{Allocation, Device, DeviceBuffer, Export, Memory, Ordering, Re
 use std::sync::Arc;
 
 /// Memory that is returned to its producer only when the device has done the work that its stream holds at the drop.
-struct Late {
+struct DeferredRelease {
     device: Device,
     stream: Stream,
     /// `None` only while it is being dropped.
@@ -12,11 +12,11 @@ struct Late {
     ordering: Arc<dyn Ordering>,
 }
 
-impl Drop for Late {
+impl Drop for DeferredRelease {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
             // SAFETY: by the contract of `DeviceBuffer` the stream of the memory is alive until that is dropped.
-            unsafe { self.ordering.retire(self.device, self.stream, memory) };
+            unsafe { self.ordering.release_later(self.device, self.stream, memory) };
         }
     }
 }
@@ -30,7 +30,7 @@ impl Drop for Late {
 /// # Errors
 ///
 /// None: the view has been inside its memory before.
-pub(crate) fn returned_late(exported: Export, ordering: &Arc<dyn Ordering>) -> Result<Export> {
+pub(crate) fn released_later(exported: Export, ordering: &Arc<dyn Ordering>) -> Result<Export> {
     let (data, dtype, layout, buffer) =
         (exported.data(), exported.dtype(), exported.layout().clone(), exported.buffer());
     let Some(stream) = buffer.stream() else { return Ok(exported) };
@@ -40,9 +40,9 @@ pub(crate) fn returned_late(exported: Export, ordering: &Arc<dyn Ordering>) -> R
     // SAFETY: these are the properties of the buffer inside, whose producer has made the promises.
     let memory: Box<dyn DeviceBuffer> = Box::new(unsafe { Memory::new(allocation.clone(), exported) });
     let stream = stream.on_any_thread();
-    let late = Late { device, stream, memory: Some(memory), ordering: Arc::clone(ordering) };
-    // SAFETY: the same; the memory lives longer than it must, and `retire` may be called on any thread.
-    Export::at(data, dtype, layout, unsafe { Memory::new(allocation, late) })
+    let release = DeferredRelease { device, stream, memory: Some(memory), ordering: Arc::clone(ordering) };
+    // SAFETY: the same; the memory lives longer than it must, and `release_later` may be called on any thread.
+    Export::at(data, dtype, layout, unsafe { Memory::new(allocation, release) })
 }
 
 #[cfg(test)]
@@ -52,18 +52,18 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-    type Retired = (Device, Stream, Box<dyn DeviceBuffer>);
+    type Released = (Device, Stream, Box<dyn DeviceBuffer>);
 
     #[derive(Default)]
-    struct Retiring(Mutex<Vec<Retired>>);
+    struct Recorded(Mutex<Vec<Released>>);
 
     // SAFETY: it is asked for nothing but the drops that the tests look at.
-    unsafe impl Ordering for Retiring {
+    unsafe impl Ordering for Recorded {
         unsafe fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
             unreachable!("nothing is ordered")
         }
 
-        unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
             self.0.lock().unwrap().push((device, stream, buffer));
         }
     }
@@ -88,28 +88,28 @@ mod tests {
 
     #[test]
     fn memory_of_a_device_is_returned_after_its_stream() {
-        let retiring = Arc::new(Retiring::default());
-        let ordering: Arc<dyn Ordering> = Arc::<Retiring>::clone(&retiring);
+        let recorded = Arc::new(Recorded::default());
+        let ordering: Arc<dyn Ordering> = Arc::<Recorded>::clone(&recorded);
         let (device, stream) = (Device::cuda(1), Stream::LEGACY);
         let (exported, dropped) = exported(device, Some(stream));
-        let late = returned_late(exported, &ordering).unwrap();
-        assert_eq!((late.data(), late.layout().shape(), late.device()), (0x1040, &[2, 3][..], device));
-        assert_eq!((late.buffer().address(), late.buffer().len()), (0x1000, 0x100));
-        assert_eq!((late.buffer().access(), late.buffer().stream()), (Access::ReadOnly, Some(stream)));
-        drop(late);
+        let release = released_later(exported, &ordering).unwrap();
+        assert_eq!((release.data(), release.layout().shape(), release.device()), (0x1040, &[2, 3][..], device));
+        assert_eq!((release.buffer().address(), release.buffer().len()), (0x1000, 0x100));
+        assert_eq!((release.buffer().access(), release.buffer().stream()), (Access::ReadOnly, Some(stream)));
+        drop(release);
         assert_eq!(dropped.load(Relaxed), 0, "the kernel may still run");
-        let (on, after, memory) = retiring.0.lock().unwrap().pop().unwrap();
+        let (on, after, memory) = recorded.0.lock().unwrap().pop().unwrap();
         assert_eq!((on, after), (device, stream));
         drop(memory);
         assert_eq!(dropped.load(Relaxed), 1);
-        assert!(retiring.0.lock().unwrap().is_empty());
+        assert!(recorded.0.lock().unwrap().is_empty());
     }
 
     #[test]
     fn host_memory_is_returned_at_once() {
-        let retiring: Arc<dyn Ordering> = Arc::new(Retiring::default());
+        let recorded: Arc<dyn Ordering> = Arc::new(Recorded::default());
         let (exported, dropped) = exported(Device::CPU, None);
-        drop(returned_late(exported, &retiring).unwrap());
+        drop(released_later(exported, &recorded).unwrap());
         assert_eq!(dropped.load(Relaxed), 1);
     }
 }

@@ -29,9 +29,9 @@ struct State {
 
 /// The attempts that wait for the end of a capture. Dropping an attempt uncalled leaks its memory and counts the leak.
 #[derive(Clone, Default)]
-pub(crate) struct Later(Arc<Mutex<State>>);
+pub(crate) struct AfterCapture(Arc<Mutex<State>>);
 
-impl Later {
+impl AfterCapture {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,10 +128,10 @@ mod tests {
             let (calls, attempt) = attempt(2);
             cuda.defer(GPU, A, attempt);
             std::thread::sleep(super::PAUSE * 3);
-            assert_eq!((calls.load(SeqCst), cuda.later().deferred()), (0, 1), "the capture goes on");
+            assert_eq!((calls.load(SeqCst), cuda.after_capture().deferred()), (0, 1), "the capture goes on");
             cuda.devices().driver().end_capture();
             eventually("both calls are made", || calls.load(SeqCst) == 2);
-            eventually("nothing waits", || cuda.later().deferred() == 0);
+            eventually("nothing waits", || cuda.after_capture().deferred() == 0);
         }
     }
 
@@ -140,7 +140,7 @@ mod tests {
         let cuda = CudaOrdering::new(Fake::default(), 1);
         let (calls, attempt) = attempt(2);
         cuda.defer(GPU, A, attempt);
-        assert_eq!((calls.load(SeqCst), cuda.later().deferred()), (1, 0));
+        assert_eq!((calls.load(SeqCst), cuda.after_capture().deferred()), (1, 0));
     }
 
     #[test]
@@ -150,7 +150,7 @@ mod tests {
         let (calls, attempt) = attempt(1);
         cuda.defer(GPU, A, attempt);
         cuda.devices().driver().fail("cuStreamIsCapturing", 4);
-        eventually("nothing waits", || cuda.later().deferred() == 0);
+        eventually("nothing waits", || cuda.after_capture().deferred() == 0);
         eventually("the attempt is dropped", || Arc::strong_count(&calls) == 1);
         assert_eq!(calls.load(SeqCst), 0);
     }

@@ -12,24 +12,24 @@ use std::time::Duration;
 /// How long a flush waits: long enough for the drop of a tree of tensors, short enough that no allocator notices.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// The flushes that will be called soon, on a thread that starts with the first.
-pub(crate) struct Soon {
+/// The flushes that are called in about a millisecond, on a thread that starts with the first.
+pub(crate) struct Flushes {
     queue: Arc<Queue<Vec<Flush>>>,
     moment: Duration,
 }
 
-impl Default for Soon {
+impl Default for Flushes {
     fn default() -> Self {
         Self { queue: Arc::default(), moment: MOMENT }
     }
 }
 
-impl Soon {
+impl Flushes {
     /// Calls `flush` in about a millisecond, or now where no thread can be started.
     pub fn add<D: Driver>(&self, devices: &Arc<Devices<D>>, flush: Flush) {
         let start = || {
             let (devices, queue, moment) = (Arc::clone(devices), Arc::clone(&self.queue), self.moment);
-            let thread = thread::Builder::new().name("truebridge-soon".into());
+            let thread = thread::Builder::new().name("truebridge-flush".into());
             thread.spawn(move || run(&devices, &queue, moment)).is_ok()
         };
         let left = self.queue.add(start, |flushes, runs| {
@@ -44,7 +44,7 @@ impl Soon {
     }
 }
 
-impl Drop for Soon {
+impl Drop for Flushes {
     fn drop(&mut self) {
         self.queue.close();
     }
@@ -153,24 +153,24 @@ mod tests {
             self.order_across(earlier, later)
         }
 
-        unsafe fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-            self.retire(device, stream, buffer);
+        unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+            self.release_later(device, stream, buffer);
         }
 
-        unsafe fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-            self.retire_all(device, stream, buffers);
+        unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+            self.release_all_later(device, stream, buffers);
         }
 
-        unsafe fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-            self.retire_after_all(device, stream, buffer);
+        unsafe fn release_after_all_work(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+            self.release_after_all_work(device, stream, buffer);
         }
 
         unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
             self.is_captured(device, stream)
         }
 
-        fn soon(&self, flush: Flush) {
-            self.soon(flush);
+        fn flush_later(&self, flush: Flush) {
+            self.flush_later(flush);
         }
 
         unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
@@ -191,7 +191,7 @@ mod tests {
     /// Returns an ordering whose flushes wait longer than any test, unless the last view calls them.
     fn patient() -> (Arc<CudaOrdering<Fake>>, Arc<dyn Ordering>) {
         let mut cuda = CudaOrdering::new(Fake::default(), 1);
-        cuda.soon_mut().moment = Duration::from_secs(3600);
+        cuda.flushes_mut().moment = Duration::from_secs(3600);
         let cuda = Arc::new(cuda);
         (cuda.clone(), cuda)
     }
@@ -213,8 +213,8 @@ mod tests {
             assert_eq!(records_and_waits(&cuda), returned);
             cuda.devices().driver().finish(A);
             eventually("all are dropped", || from.drops.load(SeqCst) == 300);
-            eventually("none is retired", || cuda.reaper().retired() == 0);
-            assert_eq!(cuda.reaper().leaked(), 0);
+            eventually("no release is pending", || cuda.releases().pending() == 0);
+            assert_eq!(cuda.releases().leaked(), 0);
         }
     }
 
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_that_is_dropped_alone_is_returned_by_the_thread() {
+    fn a_single_dropped_view_is_returned_by_the_thread() {
         let cuda = Arc::new(CudaOrdering::new(Fake::default(), 1));
         let ordering: Arc<dyn Ordering> = cuda.clone();
         let (from, to) = (Empties::new(A, Reuse::InStreamOrder), Empties::new(B, Reuse::InStreamOrder));
@@ -251,13 +251,13 @@ mod tests {
             cuda.devices().driver().take_calls();
             cuda.devices().driver().capture(A);
             views.pop();
-            eventually("its return is deferred", || cuda.later().deferred() == 1);
+            eventually("its return is deferred", || cuda.after_capture().deferred() == 1);
             assert_eq!((from.drops.load(SeqCst), records_and_waits(&cuda)), (0, (0, 0)));
             cuda.devices().driver().end_capture();
             cuda.devices().driver().idle(A);
             eventually("its memory is returned", || from.drops.load(SeqCst) == 1);
             drop(views);
-            assert_eq!((from.drops.load(SeqCst), cuda.reaper().leaked()), (8, 0));
+            assert_eq!((from.drops.load(SeqCst), cuda.releases().leaked()), (8, 0));
         }
     }
 
@@ -273,12 +273,12 @@ mod tests {
         fake.blocking(A);
         fake.capture(captured);
         drop(views);
-        let deferred = cuda.later().deferred();
+        let deferred = cuda.after_capture().deferred();
         assert_eq!(from.drops.load(SeqCst), 0, "the capture goes on");
         fake.end_capture();
         eventually("nothing waits", || {
             fake.finish_all();
-            cuda.later().deferred() + cuda.reaper().retired() == 0
+            cuda.after_capture().deferred() + cuda.releases().pending() == 0
         });
         assert_eq!(from.drops.load(SeqCst), deferred);
         deferred == 1
@@ -315,7 +315,7 @@ mod tests {
         const TENSORS: usize = 16;
         let mut cuda = CudaOrdering::new(Fake::default(), 1);
         // Many flushes meet the drops.
-        cuda.soon_mut().moment = Duration::from_micros(50);
+        cuda.flushes_mut().moment = Duration::from_micros(50);
         let cuda = Arc::new(cuda);
         let ordering: Arc<dyn Ordering> = cuda.clone();
         let from = [Reuse::InStreamOrder, Reuse::Unknown].map(|reuse| Empties::new(A, reuse));
@@ -338,11 +338,11 @@ mod tests {
             }
         });
         eventually("all are returned", || {
-            // The events of those that were retired.
+            // The events of the pending releases.
             cuda.devices().driver().finish(A);
             from.iter().map(|from| from.drops.load(SeqCst)).sum::<usize>() == THREADS * ROUNDS * TENSORS
         });
-        assert_eq!(cuda.reaper().leaked(), 0);
+        assert_eq!(cuda.releases().leaked(), 0);
     }
 
     #[test]
