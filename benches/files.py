@@ -1,7 +1,7 @@
 """Time to load a safetensors file onto a CUDA device, beside safetensors' own loader.
 
 The file holds tensors of float16, 64 MiB each, with random bits. Its pages are in the system's memory, as they are for
-every process but the first. Three ways take turns in one process:
+every process but the first. Three paths take turns in one process:
 
 - *ours*: ``tb.load(path, "torch", device="cuda:0")``.
 - *safetensors*: ``safetensors.torch.load_file(path, device="cuda:0")``.
@@ -57,7 +57,7 @@ class Row:
 
 
 class Setting:
-    """The three ways for a file of one size."""
+    """The three paths for a file of one size."""
 
     def __init__(self, folder: Path, mib: float) -> None:
         """Write the file, and check that ours and safetensors' load its elements."""
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(folder: Path, mib: float, rounds: int) -> Row:
-    """Measure. The ways take turns in every round."""
+    """Measure. The paths take turns in every round."""
     setting = Setting(folder, mib)
     ways = (setting.ours, setting.theirs, setting.parts)
     turns = [[setting.once(way) for way in ways] for _ in range(rounds + WARM_UP)][WARM_UP:]

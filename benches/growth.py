@@ -36,7 +36,7 @@ class Growth:
     alone: float
     crowded: float
     ratio: float
-    #: The same ratio of the frameworks' own way, where it is measured.
+    #: The same ratio of the frameworks' own method, where it is measured.
     native: float | None
     bar: float | None
     passed: bool
@@ -64,11 +64,11 @@ def measure(setting: Setting, options: argparse.Namespace) -> list[Growth]:
 
 
 def _row(setting: Setting, path: str, crowd: str, turns: list[list[float]]) -> Growth:
-    """Return a row of turns: ours alone and crowded, and the native way likewise if it was measured."""
+    """Return a row of turns: ours alone and crowded, and the native method likewise if it was measured."""
     alone, crowded = (statistics.median(figures) for figures in list(zip(*turns, strict=True))[:2])
     ratio = statistics.median(turn[1] / turn[0] for turn in turns)
     native = statistics.median(turn[3] / turn[2] for turn in turns) if len(turns[0]) > 2 else None
-    # Threads share the interpreter: what that costs the native way, it costs ours.
+    # Threads share the interpreter: what that costs the native method, it costs ours.
     bar = None if setting.bar is None else BAR * max(native or 1, 1)
     return Growth(path, setting.streams, crowd, alone, crowded, ratio, native, bar, passed=bar is None or ratio <= bar)
 

@@ -74,7 +74,7 @@ def is_whole():
 
 @dataclass
 class Row:
-    """One way and size: the median, in milliseconds, and whether all elements were right."""
+    """One path and size: the median, in milliseconds, and whether all elements were right."""
 
     what: str
     mib: float

@@ -1,4 +1,4 @@
-"""Lists of tensors that a bench copies in one call, and the ways of doing so that frameworks and the driver have."""
+"""Lists of tensors that a bench copies in one call, and the paths of doing so that frameworks and the driver have."""
 
 from __future__ import annotations
 

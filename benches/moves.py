@@ -1,6 +1,6 @@
 """Speed of moves between the host and a CUDA device, beside the frameworks' own.
 
-Four ways take turns in one process, each with bytes of PyTorch:
+Four paths take turns in one process, each with bytes of PyTorch:
 
 - *ours*: ``tb.copy(x, out=y)`` into memory that is there, on the host pageable. The bar is on this one.
 - *fresh*: ``tb.to_torch(x, device=...)``. The result is fresh memory. On the host the system clears every page of it at
@@ -56,7 +56,7 @@ class Row:
 
 
 class Setting:
-    """The four ways for tensors of one size, in one direction."""
+    """The four paths for tensors of one size, in one direction."""
 
     def __init__(self, direction: str, nbytes: int) -> None:
         """Make the tensors, and check that ours moves their bytes."""
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(sizes: Sequence[float], rounds: int) -> list[Row]:
-    """Measure. All ways of a size take turns in every round."""
+    """Measure. All paths of a size take turns in every round."""
     rows = []
     for direction in ("down", "up"):
         for size in sizes:

@@ -7,7 +7,7 @@ Four lists of tensors (``benches/lists.py``):
 - the *weights* of a dense model of 7 billion parameters (32 layers, bfloat16), each a tensor of its own;
 - *shards* of a mixture of experts: from four by rows to two by rows or by columns.
 
-These ways take turns:
+These paths take turns:
 
 - *ours*: ``tb.copy(sources, out=targets)``.
 - *prepared*: a call of ``tb.copier(sources, out=targets)``.
@@ -89,7 +89,7 @@ def same(sources: Sequence[Any], targets: Sequence[Any]) -> bool:
 
 
 def measure(pieces: str, lists: Lists, rounds: int) -> list[Row]:
-    """Measure every way of copying one list."""
+    """Measure every method of copying one list."""
     import torch
 
     import truebridge as tb
@@ -128,7 +128,7 @@ def measure(pieces: str, lists: Lists, rounds: int) -> list[Row]:
 
 
 def timed(ways: dict[str, Callable[[], Any]], wait: Callable[[], Any], rounds: int) -> tuple[dict[str, float], ...]:
-    """Return seconds of the host in each call, and seconds until the elements are there. All ways take turns."""
+    """Return seconds of the host in each call, and seconds until the elements are there. All paths take turns."""
     calls: dict[str, list[float]] = {way: [] for way in ways}
     whole: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(rounds + 1):
@@ -146,7 +146,7 @@ def timed(ways: dict[str, Callable[[], Any]], wait: Callable[[], Any], rounds: i
 
 
 def between(direction: str, device: str, count: int, rounds: int) -> list[Row]:
-    """Measure every way of moving small tensors between the host and the device, in one direction."""
+    """Measure every method of moving small tensors between the host and the device, in one direction."""
     import torch
 
     import truebridge as tb

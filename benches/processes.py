@@ -1,7 +1,7 @@
-"""Speed of tensors on their way to another process, beside PyTorch's own way and memory of the host.
+"""Speed of tensors on their way to another process, beside PyTorch's own method and memory of the host.
 
 A tensor of PyTorch on a CUDA device is shared here and opened there. Each side times its own call, and the sum counts:
-what carries the ticket is the caller's. Three ways take turns:
+what carries the ticket is the caller's. Three paths take turns:
 
 - *ours*: ``tb.share`` here, ``tb.open`` there. *first* is the first ticket that the other process opens, *cached* one
   of a block that it has open already.
@@ -35,7 +35,7 @@ MODEL, ELEMENTS = 300, 16384
 #: Processes that open a first ticket.
 FIRST = 5
 
-#: The bars: microseconds of a cached ticket and of a model, and how many times faster than the other ways.
+#: The bars: microseconds of a cached ticket and of a model, and how many times faster than the other paths.
 CACHED, OF_A_MODEL, THAN_TORCH, THAN_HOST = 50.0, 2000.0, 5.0, 100.0
 
 #: The frameworks whose versions the report names.
@@ -69,7 +69,7 @@ def host(place):
 
 @dataclass
 class Row:
-    """One way and size: the medians of both sides, in microseconds."""
+    """One path and size: the medians of both sides, in microseconds."""
 
     what: str
     way: str
@@ -78,7 +78,7 @@ class Row:
 
 
 class Ways:
-    """The three ways out of this process."""
+    """The three paths out of this process."""
 
     def __init__(self, folder: str) -> None:
         """Look up what they need. ``folder`` is in memory."""
@@ -130,7 +130,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(folder: str, rounds: int) -> list[Row]:
-    """Measure. The ways take turns in every round."""
+    """Measure. The paths take turns in every round."""
     ways = Ways(folder)
     rows = []
 

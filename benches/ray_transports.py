@@ -32,7 +32,7 @@ ADDRESS = "127.0.0.2"
 
 @dataclass
 class Row:
-    """One way: the median of a call, in milliseconds, and whether the elements were right."""
+    """One path: the median of a call, in milliseconds, and whether the elements were right."""
 
     what: str
     receiver: str
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(device: str, frameworks: list[str], gpus: int, rounds: int) -> list[Row]:
-    """Measure every way to both nodes."""
+    """Measure every path to both nodes."""
     os.environ.update(
         RAY_USAGE_STATS_ENABLED="0",
         RAY_worker_niceness="0",

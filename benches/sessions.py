@@ -1,6 +1,6 @@
 """Cost of a run of a session of TensorFlow 1.15 on a tensor of PyTorch: in place, and through the host.
 
-``y = two * x + one``, float32, all of one shape: without broadcasting it takes two kernels and no more. Three ways to
+``y = two * x + one``, float32, all of one shape: without broadcasting it takes two kernels and no more. Three paths to
 run it take turns in one process:
 
 - *ours*: ``Session.run({"x": x, ...}, "torch")`` of ``truebridge.tensorflow1``, from a tensor of PyTorch to one of
@@ -69,7 +69,7 @@ class Row:
 
 
 class Setting:
-    """The three ways for tensors of one size."""
+    """The three paths for tensors of one size."""
 
     def __init__(self, folder: Path, device: str, nbytes: int) -> None:
         """Make the tensors, the graphs and the sessions, and check that all three return the same."""
@@ -157,7 +157,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(folder: Path, device: str, sizes: Sequence[float], rounds: int) -> list[Row]:
-    """Measure. All sizes and ways take turns in every round."""
+    """Measure. All sizes and paths take turns in every round."""
     settings = [Setting(folder, device, int(size * MIB)) for size in sizes]
     ways = [[setting.ours, setting.host, setting.bare] for setting in settings]
     calls: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The pairs that the bench measures: how to make a tensor, and both ways across."""
+"""The pairs that the bench measures: how to make a tensor, and both conversions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from truebridge_conformance.subjects import Bench, Stream
 
 #: Bytes between small tensors over one buffer: TensorFlow takes no smaller steps in place.
 STEP = 64
-#: The most that a transfer costs, as a multiple of what no way across can avoid, on a CUDA device.
+#: The most that a transfer costs, as a multiple of what no conversion can avoid, on a CUDA device.
 OVER_FLOOR = 1.25
 #: The legacy default stream.
 DEFAULT = Stream(0)
@@ -25,7 +25,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass
 class Setting:
-    """A pair with one choice of streams: how to make the tensor, both ways across, and the bar for their ratio."""
+    """A pair with one choice of streams: how to make the tensor, both conversions, and the bar for their ratio."""
 
     path: str
     streams: str
@@ -49,7 +49,7 @@ class Setting:
     floor_bar: float | None
 
     def floor(self, tensor: Any) -> Call:
-        """Return the calls that no way across can avoid, for ``tensor``, which must live as long."""
+        """Return the calls that no conversion can avoid, for ``tensor``, which must live as long."""
         from truebridge_conformance._conformance import Floor, borrowed
 
         source, target = self.path.split("→")
@@ -94,7 +94,7 @@ class Pair:
     kind: str
 
     def native(self) -> tuple[Call, Callable[[], Any]]:
-        """Return the frameworks' own way, and what waits for the device."""
+        """Return the frameworks' own method, and what waits for the device."""
         index = 0 if self.kind == "cuda" else None
         source, target = (
             _frameworks.ALL[name].side(importlib.import_module(_frameworks.ALL[name].kind[0].partition(".")[0]), index)

@@ -1,8 +1,8 @@
-"""Cost of a transfer on the host, compared with the frameworks' own way in the same run.
+"""Cost of a transfer on the host, compared with the frameworks' own method in the same run.
 
 Each contender is called in batches. In every round all sizes and contenders of a pair take turns, so that a change of
 the host's speed affects all. A figure is the median over the rounds, a ratio the median of the ratios within a round.
-A call includes dropping the view that it returned. The floor is what no way across can avoid: the producer's own
+A call includes dropping the view that it returned. The floor is what no conversion can avoid: the producer's own
 export, the consumer's own import, and the events that order them, called without the bridge.
 """
 

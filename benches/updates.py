@@ -62,7 +62,7 @@ def write(ticket):
 
 @dataclass
 class Row:
-    """One way: medians in milliseconds, until the weights are there and of either host, and whether they were right."""
+    """One path: medians in milliseconds, until the weights are there and of either host; whether they are right."""
 
     what: str
     mib: float
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(device: str, rounds: int) -> list[Row]:
-    """Measure all ways."""
+    """Measure all paths."""
     import torch
 
     import truebridge as tb
@@ -164,7 +164,7 @@ class Engine:
         return ends == [(self.value + number,) * 2 for number in range(len(ends))]
 
     def timed(self, what: str, way: Callable[[], tuple[float, float, float]], rounds: int) -> Row:
-        """Measure one way."""
+        """Measure one path."""
         figures, right = [], True
         for _ in range(FIRST + rounds):
             if what != "plain":

@@ -1,6 +1,6 @@
-"""Cost of the four ways from one framework to another, side by side: in place, host, file, another process.
+"""Cost of the four paths from one framework to another, side by side: in place, host, file, another process.
 
-Each way starts at a float32 tensor of the source and ends with a tensor of the target on the same device, ready to be
+Each path starts at a float32 tensor of the source and ends with a tensor of the target on the same device, ready to be
 used; each ends with a wait for the device, and its result is dropped. *ours* and *theirs* take turns in every round:
 
 - *in place*: ``tb.convert(x, target)``, beside the frameworks' own exchange.
@@ -75,10 +75,10 @@ class Row:
 
 
 class Setting:
-    """The ways of one pair, for tensors of one size."""
+    """The paths of one pair, for tensors of one size."""
 
     def __init__(self, source: str, target: str, device: str, nbytes: int, folder: Path, shared: Path) -> None:
-        """Make the tensor and the ways. ``shared`` is a folder in memory."""
+        """Make the tensor and the paths. ``shared`` is a folder in memory."""
         import numpy
 
         import truebridge as tb
@@ -189,7 +189,7 @@ class Setting:
         return once
 
     def rows(self, rounds: int) -> list[tuple[str, float, float | None, str | None]]:
-        """Measure every way. Ours and theirs take turns."""
+        """Measure every path. Ours and theirs take turns."""
         taken: dict[str, tuple[list[float], list[float]]] = {way: ([], []) for way in self.ways}
         for turn in range(rounds + WARM_UP):
             for way, (ours, theirs, _) in self.ways.items():

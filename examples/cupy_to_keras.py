@@ -38,7 +38,7 @@ def address(array: Any) -> int:
 
 
 def main() -> None:
-    """Preprocess batches, classify them, and compare with the way through the host."""
+    """Preprocess batches, classify them, and compare with the path through the host."""
     parser = argparse.ArgumentParser(description="Preprocess images in CuPy, classify them in Keras.")
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--size", type=int, default=64, help="rows and columns of an image")

@@ -1,4 +1,4 @@
-//! Runs properties over a pair: cases, shrinking, the column of the native way, reports.
+//! Runs properties over a pair: cases, shrinking, the column of the native method, reports.
 
 use crate::model::{self, Random};
 use crate::properties::{Outcome, PROPERTIES, Pair, Property, SUBJECT, Tested, outstanding};
@@ -26,7 +26,7 @@ pub struct Config {
     pub time_budget: Option<Duration>,
     /// The properties to run; `None`: all.
     pub properties: Option<Vec<String>>,
-    /// Whether the frameworks' own way is run beside ours, where there is one.
+    /// Whether the frameworks' own method is run beside ours, where there is one.
     pub native: bool,
     /// Cases that failed once: those of a pair run first.
     pub regressions: Vec<Regression>,
@@ -73,7 +73,7 @@ impl Config {
 
     /// Certifies one ordered pair, and reports its progress to `observer`.
     ///
-    /// Only [with a native way](Pair::with_native_way) can it be put beside the adapters ([`Config::native`]) and
+    /// Only [with a native method](Pair::with_native_method) can it be put beside the adapters ([`Config::native`]) and
     /// beside ours ([`Route::Beside`]).
     pub fn certify_pair<F, T>(&self, pair: &Pair<'_, F, T>, observer: &mut dyn Observer) -> PairReport {
         let until = self.time_budget.map(|time| Instant::now() + time);
@@ -266,7 +266,7 @@ impl<F, T> Run<'_, F, T> {
         let mut run = 0;
         let mut tally = Tally::default();
         let judged = |case: &Case, tally: &mut Tally| {
-            // What shrinking and the frameworks' own way have converted does not count.
+            // What shrinking and the frameworks' own method have converted does not count.
             self.pair.take_seen();
             let outcome = judge(self.pair, property, case);
             tally.count(case, self.pair.take_seen());
@@ -328,18 +328,18 @@ impl<F, T> Run<'_, F, T> {
         PropertyReport { counterexample: Some(case), ..outcome(property, run, Verdict::Failed, reason, native) }
     }
 
-    /// Runs the case through the frameworks' own way and counts the outcome.
+    /// Runs the case through the frameworks' own method and counts the outcome.
     fn beside(&self, property: &Property, case: &Case, native: &mut Option<Native>) {
-        let Some(way) = self.pair.native.as_ref().filter(|_| self.config.native && property.native) else { return };
-        // Compared only where it can be right: native ways know no copies and no recorded streams, and some abort on
+        let Some(method) = self.pair.native.as_ref().filter(|_| self.config.native && property.native) else { return };
+        // Compared only where it can be right: native methods know no copies and no recorded streams, and some abort on
         // unusual strides.
         let spec = model::compact(&case.spec);
         let case = Case { spec, copy: None, route: Route::Direct, ..case.clone() };
         let missing = Cell::new(false);
         let result = property.check_with(self.pair, &case, &|tensor| {
-            way(tensor).unwrap_or_else(|| {
+            method(tensor).unwrap_or_else(|| {
                 missing.set(true);
-                Err(Error::new(ErrorKind::Missing, "there is no native way"))
+                Err(Error::new(ErrorKind::Missing, "there is no native method"))
             })
         });
         let checked = self.pair.from.check().and(self.pair.to.check());

@@ -359,7 +359,7 @@ fn score(pair: &PairReport) -> String {
     format!("{mark}{passed}{expected} of {judged}{idle}, {cases} cases")
 }
 
-/// Returns what a property's cell says of the frameworks' own way.
+/// Returns what a property's cell says of the frameworks' own method.
 fn native(crate::Native { wrong, refused, cases }: crate::Native) -> String {
     let refused = if refused > 0 { format!(", refused {refused}") } else { String::new() };
     format!("wrong {wrong}{refused} of {cases}")

@@ -28,7 +28,7 @@ impl Verdict {
     }
 }
 
-/// How often the frameworks' own way was wrong in the same cases.
+/// How often the frameworks' own method was wrong in the same cases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Native {
     /// Cases with a wrong result.
@@ -51,7 +51,7 @@ pub struct PropertyReport {
     /// Why it failed, was expected to, or has no meaning.
     #[serde(default)]
     pub reason: Option<String>,
-    /// The frameworks' own way.
+    /// The frameworks' own method.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native: Option<Native>,
     /// The smallest failing case that was found.

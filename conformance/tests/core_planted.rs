@@ -26,7 +26,7 @@ fn judged(property: &str, seed: u64, from: Habits, to: Habits) -> (Verdict, Opti
     let device = SimDevice::new(seed);
     let [from, to] = [from, to].map(|habits| SimFramework::new(&device, habits));
     let third = SimFramework::new(&device, Habits::Common);
-    let pair = Pair::new(&from, &to).with_native_way().with_third(Some(&third));
+    let pair = Pair::new(&from, &to).with_native_method().with_third(Some(&third));
     let properties = Some(vec![property.into()]);
     let report =
         Config { cases: WHOLE, seed, properties, shrinks: false, ..Config::default() }.certify_pair(&pair, &mut ());

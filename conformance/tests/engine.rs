@@ -23,7 +23,7 @@ impl Bench {
     }
 
     fn pair(&self) -> Pair<'_, SimTensor, SimTensor> {
-        Pair::new(&self.from, &self.to).with_native_way()
+        Pair::new(&self.from, &self.to).with_native_method()
     }
 
     fn sides(&self) -> Sides {
@@ -127,7 +127,7 @@ fn without_time_every_property_still_runs_once() {
 }
 
 #[test]
-fn the_native_way_is_found_wrong() {
+fn the_native_method_is_found_wrong() {
     let config = Config { properties: Some(vec!["order".into(), "release_order".into()]), native: true, ..config(800) };
     let report = Bench::new(Habits::Generous, Habits::Common).certify(&config, &mut ());
     for judged in report.properties {
@@ -192,7 +192,7 @@ fn a_regression_is_replayed_under_the_name_that_reports_file_it_under() {
 }
 
 #[test]
-fn an_adapter_is_certified_both_ways() {
+fn an_adapter_is_certified_in_both_directions() {
     let bench = Bench::new(Habits::Strict, Habits::Generous);
     let both = certify(&bench.from, &bench.to);
     let names = both.each_ref().map(|report| (report.from.as_str(), report.to.as_str()));

@@ -29,7 +29,7 @@ fn views_of_earlier_cases_that_are_dropped_late_are_no_failure() {
     let device = SimDevice::new(3);
     let (from, to) = (SimFramework::new(&device, Habits::Generous), SimFramework::new(&device, Habits::Generous));
     let ordering = device.ordering();
-    let pair = Pair::new(&from, &to).with_native_way();
+    let pair = Pair::new(&from, &to).with_native_method();
     let spec = tree(property("values").unwrap(), &pair.sides(), 1, 0).current().spec;
     let view = |seed| {
         let tensor = from.create(&spec, &random_bytes(&spec, seed)).unwrap();

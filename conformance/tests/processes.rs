@@ -1,7 +1,7 @@
 //! A framework whose tensors cross by tickets has every property of the framework itself, and flaws on the way are
 //! found. A thread serves it here: the runner judges processes.
 
-use bridge_conformance::processes::{Around, FLAWS, Flaw, Remote, Way, serve};
+use bridge_conformance::processes::{Around, Direction, FLAWS, Flaw, Remote, serve};
 use bridge_conformance::rust::NdArraySubject;
 use bridge_conformance::{Config, Pair, PairReport, Subject};
 use bridge_core::Stream;
@@ -50,11 +50,11 @@ fn tensors_that_cross_by_tickets_have_every_property() {
 }
 
 #[test]
-fn flaws_on_the_way_are_found() {
+fn flaws_between_processes_are_found() {
     // Of the others a process dies, or they need patience: the runner plants them.
     for flaw in [Flaw::OffsetDropped, Flaw::LeaseIgnored] {
         let planted = FLAWS.iter().find(|planted| planted.flaw == flaw).unwrap();
-        assert_eq!(planted.way, Way::Back);
+        assert_eq!(planted.direction, Direction::Back);
         let properties = Some(vec![planted.caught_by.to_owned()]);
         let config = Config { cases: 2000, properties, shrinks: false, ..Config::default() };
         let report = config.certify_pair(&remote().with(Some(flaw)).before(&HERE()), &mut ());

@@ -13,7 +13,7 @@ fn every_simulated_pair_passes() {
         let (from, to) = (SimFramework::new(&device, from), SimFramework::new(&device, to));
         let config = Config { cases: CASES, seed: 1, ..Config::default() };
         let third = SimFramework::new(&device, Habits::Common);
-        let pair = Pair::new(&from, &to).with_native_way().with_third(Some(&third));
+        let pair = Pair::new(&from, &to).with_native_method().with_third(Some(&third));
         let report = config.certify_pair(&pair, &mut ());
         for judged in &report.properties {
             let passed = matches!(judged.verdict, Verdict::Passed | Verdict::NotApplicable);

@@ -1,4 +1,4 @@
-//! TensorFlow's graphs, 1.15 and 2.x, with every adapter for Rust, both ways: on the host and on the first CUDA device.
+//! TensorFlow's graphs, 1.15 and 2.x, with every adapter for Rust, in both directions: on the host and on the first CUDA device.
 //! There is no Python in the process.
 //!
 //! `TRUEBRIDGE_CASES` sets the cases of a pair, `TRUEBRIDGE_SEED` the seed; `TRUEBRIDGE_TENSORFLOW1` and
@@ -34,7 +34,7 @@ fn tensorflow(series: Series, device: Device) -> Option<TensorFlowSubject> {
     present(TensorFlowSubject::new(unsafe { Runtime::open_as(series, &folder) }.unwrap(), device))
 }
 
-fn judge_both_ways<T>(tensorflow: &TensorFlowSubject, other: &dyn Subject<Tensor = T>) {
+fn judge_both_directions<T>(tensorflow: &TensorFlowSubject, other: &dyn Subject<Tensor = T>) {
     judge(tensorflow, other);
     judge(other, tensorflow);
 }
@@ -46,7 +46,7 @@ macro_rules! pairs {
         fn $name() {
             let Some(tensorflow) = tensorflow(Series::$series, $device) else { return };
             let Some(other) = present($other) else { return };
-            judge_both_ways(&tensorflow, &other);
+            judge_both_directions(&tensorflow, &other);
         }
     )*};
 }

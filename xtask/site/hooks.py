@@ -47,7 +47,7 @@ REFERENCE = {
     "files": ("Files", "save load"),
     "processes": (
         "Other processes",
-        "share open revoke Ticket processes.configure processes.held processes.road "
+        "share open revoke Ticket processes.configure processes.held processes.transport "
         "serve connect names.Names names.Client publications ray",
     ),
     "tensorflow": ("TensorFlow", "tensorflow tensorflow1"),

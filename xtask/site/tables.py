@@ -33,7 +33,7 @@ PROCESSES = latest("bench_processes")
 PIECES = latest("bench_pieces")
 KEEPER = latest("bench_keeper")
 SESSIONS = latest("bench_sessions")
-#: The runs that count what the frameworks' own way gets wrong.
+#: The runs that count what the frameworks' own method gets wrong.
 ORDERS = ("2026-11-27-h100-suite/conformance", "2026-11-26-h200-tensorflow/conformance-tensorflow1")
 
 #: What the frameworks are called, in the reports and for the reader. The tables have this order.
@@ -42,7 +42,7 @@ OLDER = {"tensorflow2": "tensorflow"}
 
 #: The most files of docs/results. What was there before is in git's history.
 MOST = 40
-#: The size at which the ways are compared.
+#: The size at which the paths are compared.
 MIB = 64
 
 
@@ -105,7 +105,7 @@ def newest(bench: str, **wanted: object) -> dict[str, str]:
     return {kind: found[kind] for kind in ("cuda", "cpu") if kind in found}
 
 
-#: What bench_ways calls the ways, but for that in place: the bench of the handoffs ran on a quiet host.
+#: What bench_ways calls the paths, but for that in place: the bench of the handoffs ran on a quiet host.
 SAID = {"host": "through the host and back", "file": "through a file", "process": "in another process"}
 
 #: The columns of the tables of costs.
@@ -121,17 +121,17 @@ def cost(what: str, ours: float, theirs: float | None, by: str | None) -> tuple[
 
 
 def elsewhere(links: str, source: str, target: str) -> tuple[list[tuple[str, ...]], str]:
-    """Return the costs of the ways that are not in place, and what stands under their table."""
+    """Return the costs of the paths that are not in place, and what stands under their table."""
     name = newest("bench_ways", source=source, target=target).get("cuda")
     if name is None:
         return [], ""
     rows = [row for row in report(name)["rows"] if (row["source"], row["target"], row["mib"]) == (source, target, MIB)]
     costs = [cost(SAID[row["way"]], row["ours"], row["theirs"], row["by"]) for row in rows if row["way"] in SAID]
-    return costs, f" The other ways from {link(links, name)}, {about(name)}. {report(name).get('remark', '')}".rstrip()
+    return costs, f" The other paths from {link(links, name)}, {about(name)}. {report(name).get('remark', '')}".rstrip()
 
 
-def ways(links: str, source: str, target: str) -> str:
-    """The ways from one framework to another, side by side."""
+def methods(links: str, source: str, target: str) -> str:
+    """The paths from one framework to another, side by side."""
     known = {"torch": "torch.from_dlpack", "cupy": "cupy.from_dlpack", "jax": "jax.dlpack.from_dlpack"}
     native = "tf.experimental.dlpack" if "tensorflow" in (source, target) else known[target]
     path = f"{source}→{target}"
@@ -183,8 +183,8 @@ def sessions(links: str) -> str:
     return table(head, rows) + sources(links, SESSIONS)
 
 
-def ways1(links: str) -> str:
-    """The ways of 64 MiB from PyTorch into a session of TensorFlow 1.15, side by side."""
+def methods1(links: str) -> str:
+    """The paths of 64 MiB from PyTorch into a session of TensorFlow 1.15, side by side."""
     row = one(report(SESSIONS)["rows"], mib=MIB)
     others, said = elsewhere(links, "torch", "tensorflow1")
     rows = [cost("a whole run, in place", row["ours"], row["host"], "`feed_dict`, through the host"), *others]
@@ -211,7 +211,7 @@ def steps(name: str) -> str:
 
 
 def orders(links: str, source: str, target: str) -> str:
-    """How often a result is wrong when the streams are busy: ours, and the frameworks' own way."""
+    """How often a result is wrong when the streams are busy: ours, and the frameworks' own method."""
     found: dict[str, Any] = {}
     for name in ORDERS:
         for pair in report(name)["pairs"]:
@@ -386,8 +386,8 @@ def scoreboard(links: str) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
-        ways,
-        ways1,
+        methods,
+        methods1,
         weights,
         keeper,
         training,

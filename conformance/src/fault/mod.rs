@@ -22,7 +22,7 @@ pub enum Role {
     /// Neither: the ordering or its copies have it.
     Ordering,
     /// Neither: what brings a tensor across has it.
-    Way,
+    Conversion,
 }
 
 /// A fault, where it is planted, and the property that must find it.
@@ -182,7 +182,7 @@ faults! {
     /// The consumer reports a stream of the current device, which is not the tensor's.
     StreamOfCurrentDevice = "stream_of_current_device", "devices", Target of Generous -> Common;
     /// What was exported is never released, where the conversion fails.
-    ExportLost = "export_lost", "failure", Way of Generous -> Generous;
+    ExportLost = "export_lost", "failure", Conversion of Generous -> Generous;
     /// A wait between a captured stream and another is not refused, and not made.
     CaptureIgnored = "capture_ignored", "graph", Ordering of Generous -> Common;
     /// Within a capture no stream waits for another one.
@@ -240,11 +240,11 @@ fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> 
         let device = SimDevice::new(seed);
         let (from, to) = (SimFramework::new(&device, planted.from), SimFramework::new(&device, planted.to));
         match planted.role {
-            Role::Source => config.failing(&Pair::new(&Faulty::new(from, fault), &to).with_native_way()),
-            Role::Target => config.failing(&Pair::new(&from, &Faulty::new(to, fault)).with_native_way()),
-            Role::Way => {
-                let mut pair = Pair::new(&from, &to).with_native_way();
-                pair.way_there = Some(Box::new(|tensor, ordering, copy| {
+            Role::Source => config.failing(&Pair::new(&Faulty::new(from, fault), &to).with_native_method()),
+            Role::Target => config.failing(&Pair::new(&from, &Faulty::new(to, fault)).with_native_method()),
+            Role::Conversion => {
+                let mut pair = Pair::new(&from, &to).with_native_method();
+                pair.conversion_there = Some(Box::new(|tensor, ordering, copy| {
                     let exported = from.export(tensor)?;
                     let options = Options::default().with_copy(copy);
                     transfer(&from, &to, tensor, ordering, &options).inspect_err(|_| std::mem::forget(exported))
@@ -252,7 +252,7 @@ fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> 
                 config.failing(&pair)
             }
             Role::Ordering => {
-                config.failing(&Pair::new(&from, &to).with_ordering(device.ordering_with(fault)).with_native_way())
+                config.failing(&Pair::new(&from, &to).with_ordering(device.ordering_with(fault)).with_native_method())
             }
         }
     };
@@ -308,7 +308,7 @@ mod tests {
         let sides = Sides::of(&from, &to);
         let plant = |sound, role| Faulty::new(sound, (planted.role == role).then_some(planted.fault));
         let (from, to) = (plant(from, Role::Source), plant(to, Role::Target));
-        let pair = Pair::new(&from, &to).with_native_way();
+        let pair = Pair::new(&from, &to).with_native_method();
         let cases = (0..1000).map(|index| tree(property, &sides, 5, index).current());
         let mut cases = cases.filter(|case| case.route == route);
         cases.any(|case| replay(&pair, property, &case).is_err())
@@ -359,7 +359,7 @@ mod tests {
 
     /// For longer: `TRUEBRIDGE_SEEDS=50`.
     #[test]
-    fn each_way_of_copying_finds_torn_targets_by_their_elements() {
+    fn each_method_of_copying_finds_torn_targets_by_their_elements() {
         use Calls::{Halves, Prepared, Together};
         use Fault::{PieceLeftOut, TableReusedEarly, UpdateNotAwaited, UpdateNotOrdered};
         let seeds = std::env::var("TRUEBRIDGE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(1);

@@ -1,4 +1,4 @@
-//! Faults on the way between two processes, planted into a [`Remote`](super::Remote) that is sound.
+//! Faults between two processes, planted into a [`Remote`](super::Remote) that is sound.
 //!
 //! They break promises about real memory on purpose. A process that has one is there to be judged, and to die of it if
 //! need be.
@@ -7,9 +7,9 @@ use bridge_core::{Allocation, Consumer, Device, Export, Memory, Result, Stream, 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
-/// Which way tensors go where a flaw is planted.
+/// The direction of tensors where a flaw is planted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// Into the other process.
     There,
     /// Out of it.
@@ -25,14 +25,14 @@ pub struct PlantedFlaw {
     pub name: &'static str,
     /// The property that must fail, or in which the process must die.
     pub caught_by: &'static str,
-    /// The way that tensors go.
-    pub way: Way,
+    /// The direction.
+    pub direction: Direction,
     /// Whether it needs a device with streams.
     pub streams: bool,
 }
 
 macro_rules! flaws {
-    ($($(#[$doc:meta])* $flaw:ident = $name:literal, $property:literal, $way:ident, streams $streams:literal;)*) => {
+    ($($(#[$doc:meta])* $flaw:ident = $name:literal, $property:literal, $direction:ident, streams $streams:literal;)*) => {
         /// A mistake that can be made where memory leaves a process or enters it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Flaw {
@@ -44,7 +44,7 @@ macro_rules! flaws {
             flaw: Flaw::$flaw,
             name: $name,
             caught_by: $property,
-            way: Way::$way,
+            direction: Direction::$direction,
             streams: $streams,
         },)*];
     };

@@ -15,7 +15,7 @@ mod remote;
 mod serve;
 mod wire;
 
-pub use flaw::{FLAWS, Flaw, PlantedFlaw, Way};
+pub use flaw::{Direction, FLAWS, Flaw, PlantedFlaw};
 pub use remote::{Remote, RemoteTensor};
 pub use serve::serve;
 

@@ -40,7 +40,7 @@ pub struct Remote {
 
 bridge_core::debug_fields!(impl[] Remote: device);
 
-/// The way to the other process.
+/// The channel to the other process.
 struct Line {
     ends: Mutex<(Box<dyn Read + Send>, Box<dyn Write + Send>)>,
     around: Around,
@@ -146,7 +146,7 @@ impl Remote {
             Answer::Hello(hello) => *hello,
             other => return Err(unexpected(&other)),
         };
-        // Memory of the host is copied once on its way there.
+        // Memory of the host is copied once to be moved there.
         let owns_memory = device.kind == DeviceKind::CPU;
         let profile = profile.with_name(name).with_owns_memory(owns_memory).with_devices(vec![device.kind]);
         // SAFETY: it is only a name here: the other process has the stream.
@@ -167,20 +167,20 @@ impl Remote {
     /// Returns a pair with this framework as the target.
     pub fn after<'a, F>(&'a self, from: &'a dyn Subject<Tensor = F>) -> Pair<'a, F, RemoteTensor> {
         let mut pair = Pair::new(from, self);
-        (pair.way_there, pair.way_back) = (self.way(from), self.way_out(from));
+        (pair.conversion_there, pair.conversion_back) = (self.conversion(from), self.conversion_out(from));
         pair
     }
 
     /// Returns a pair with this framework as the source.
     pub fn before<'a, T>(&'a self, to: &'a dyn Subject<Tensor = T>) -> Pair<'a, RemoteTensor, T> {
         let mut pair = Pair::new(self, to);
-        (pair.way_there, pair.way_back) = (self.way_out(to), self.way(to));
+        (pair.conversion_there, pair.conversion_back) = (self.conversion_out(to), self.conversion(to));
         pair
     }
 
     /// Returns how tensors of the host go into the other process: as its users share them. `None`: by core, into
     /// [`import`](Adapter::import).
-    fn way<'a, F>(&'a self, from: &'a dyn Subject<Tensor = F>) -> Option<Crossing<'a, F, RemoteTensor>> {
+    fn conversion<'a, F>(&'a self, from: &'a dyn Subject<Tensor = F>) -> Option<Crossing<'a, F, RemoteTensor>> {
         let cross: Crossing<'a, F, RemoteTensor> =
             Box::new(|tensor, ordering, copy| self.take(from, tensor, ordering, copy));
         (self.device == Device::CPU).then_some(cross)
@@ -188,7 +188,7 @@ impl Remote {
 
     /// Returns how tensors of a device come out of the other process: as its users open them, who have room for copies.
     /// `None`: by core, from [`export`](Adapter::export).
-    fn way_out<'a, T>(&'a self, to: &'a dyn Subject<Tensor = T>) -> Option<Crossing<'a, RemoteTensor, T>> {
+    fn conversion_out<'a, T>(&'a self, to: &'a dyn Subject<Tensor = T>) -> Option<Crossing<'a, RemoteTensor, T>> {
         let cross: Crossing<'a, RemoteTensor, T> = Box::new(move |tensor, ordering, copy| {
             transfer(&Opening(self), to, tensor, ordering, &Options::default().with_copy(copy))
         });

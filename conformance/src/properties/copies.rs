@@ -48,12 +48,12 @@ pub(super) fn far<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
 pub(super) fn staging<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let streams = pair.streams();
     // From one stream of the source, the second copy would wait for the first: it is exported after the release.
-    let ways = [
+    let sides = [
         (streams.from(case.streams.write), streams.to(case.streams.read)),
         (streams.from(case.streams.back), streams.to(case.streams.onward)),
     ];
     let mut copies = Vec::new();
-    for (i, (writer, reader)) in ways.into_iter().enumerate() {
+    for (i, (writer, reader)) in sides.into_iter().enumerate() {
         let bytes = model::random_bytes(&case.spec, case.seed.wrapping_add(i as u64));
         let tensor = pair.from.create(&case.spec, &bytes)?;
         let copy = on_both(pair, writer, reader, || {

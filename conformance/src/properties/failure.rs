@@ -30,14 +30,14 @@ pub(super) fn failure<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (tensors, bytes): (Vec<F>, Vec<Vec<u8>>) = made.into_iter().unzip();
     // A tensor of another process may itself hold a lease.
     let (leased, leaks) = (outstanding(), stats().leaked);
-    let ways = (streams.from(case.streams.write), streams.to(case.streams.read));
+    let sides = (streams.from(case.streams.write), streams.to(case.streams.read));
     let countdown = Countdown::new(calls);
     let attempt = || {
         let crossed = attempt(pair, case, &tensors, &countdown);
         // A wait that fails while memory is returned leaks it, as it must.
         Ok((countdown.stop(), crossed.err().map(|error| error.to_string())))
     };
-    let (failed, error) = on_both(pair, ways.0, ways.1, attempt)?;
+    let (failed, error) = on_both(pair, sides.0, sides.1, attempt)?;
     if failed.is_some() {
         pair.see(Err(()));
     }
@@ -110,7 +110,7 @@ fn attempt<F, T>(
     let ordering = FailingOrdering { ordering: Arc::clone(pair.ordering()), countdown: countdown.clone() };
     let ordering: Arc<dyn Ordering> = Arc::new(ordering);
     // Inside a package no call can be made to fail.
-    if let Some(cross) = pair.way_there.as_ref().filter(|_| !pair.by_package) {
+    if let Some(cross) = pair.conversion_there.as_ref().filter(|_| !pair.by_package) {
         return tensors.iter().map(|tensor| cross(tensor, &ordering, case.copy)).collect();
     }
     let from = FailingAdapter { adapter: as_adapter(pair.from), countdown: countdown.clone() };

@@ -4,7 +4,7 @@ use crate::{Case, Coverage, Sides, model};
 
 /// What a case has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Outcome {
     InPlace,
     Copied,
     Refused,
@@ -16,7 +16,7 @@ enum Way {
 struct Least {
     property: &'static str,
     /// What so many of its cases must have shown.
-    way: Way,
+    outcome: Outcome,
     /// One in this many cases, rounded down: a quarter, or less, of what pairs on real frameworks reach.
     one_in: u32,
     /// Why the property tests nothing without them.
@@ -32,42 +32,77 @@ const ENOUGH: u32 = 8;
 /// all rows, is 0.19 for a row of one in 50, and 0.29 for a row of one in 25. Of `failure` it is 0.1: between processes
 /// only the ordering can fail.
 const LEAST: &[Least] = &[
-    Least { property: "life", way: Way::InPlace, one_in: 20, why: "a copy has no lease to release" },
-    Least { property: "values", way: Way::InPlace, one_in: 50, why: "a copy says nothing of the exported layout" },
-    Least { property: "values", way: Way::Copied, one_in: 25, why: "a view says nothing of copies" },
-    Least { property: "shape", way: Way::InPlace, one_in: 50, why: "a copy has strides of its own" },
-    Least { property: "identity", way: Way::InPlace, one_in: 25, why: "only a view has the address of its source" },
-    Least { property: "identity", way: Way::Copied, one_in: 25, why: "only a copy must have memory of its own" },
-    Least { property: "aliasing", way: Way::InPlace, one_in: 25, why: "only shared memory shows writes" },
-    Least { property: "order", way: Way::InPlace, one_in: 20, why: "a copy may wait by itself" },
-    Least { property: "release_order", way: Way::InPlace, one_in: 20, why: "only memory of a view is reused under it" },
-    Least { property: "batch", way: Way::InPlace, one_in: 20, why: "copies return no memory to the source" },
-    Least { property: "round_trip", way: Way::InPlace, one_in: 25, why: "a copy does not come back to its address" },
-    Least { property: "profile", way: Way::Shown, one_in: 50, why: "elsewhere the own import takes nothing in place" },
+    Least { property: "life", outcome: Outcome::InPlace, one_in: 20, why: "a copy has no lease to release" },
+    Least {
+        property: "values",
+        outcome: Outcome::InPlace,
+        one_in: 50,
+        why: "a copy says nothing of the exported layout",
+    },
+    Least { property: "values", outcome: Outcome::Copied, one_in: 25, why: "a view says nothing of copies" },
+    Least { property: "shape", outcome: Outcome::InPlace, one_in: 50, why: "a copy has strides of its own" },
+    Least {
+        property: "identity",
+        outcome: Outcome::InPlace,
+        one_in: 25,
+        why: "only a view has the address of its source",
+    },
+    Least {
+        property: "identity",
+        outcome: Outcome::Copied,
+        one_in: 25,
+        why: "only a copy must have memory of its own",
+    },
+    Least { property: "aliasing", outcome: Outcome::InPlace, one_in: 25, why: "only shared memory shows writes" },
+    Least { property: "order", outcome: Outcome::InPlace, one_in: 20, why: "a copy may wait by itself" },
+    Least {
+        property: "release_order",
+        outcome: Outcome::InPlace,
+        one_in: 20,
+        why: "only memory of a view is reused under it",
+    },
+    Least { property: "batch", outcome: Outcome::InPlace, one_in: 20, why: "copies return no memory to the source" },
     Least {
         property: "round_trip",
-        way: Way::Shown,
+        outcome: Outcome::InPlace,
         one_in: 25,
-        why: "only where both ways are in place do addresses count",
+        why: "a copy does not come back to its address",
+    },
+    Least {
+        property: "profile",
+        outcome: Outcome::Shown,
+        one_in: 50,
+        why: "elsewhere the own import takes nothing in place",
+    },
+    Least {
+        property: "round_trip",
+        outcome: Outcome::Shown,
+        one_in: 25,
+        why: "only where both conversions are in place do addresses count",
     },
     Least {
         property: "read_only",
-        way: Way::Shown,
+        outcome: Outcome::Shown,
         one_in: 25,
         why: "only read-only memory in place can be written to",
     },
-    Least { property: "copy", way: Way::Copied, one_in: 2, why: "it compares copies" },
-    Least { property: "far", way: Way::Copied, one_in: 2, why: "it compares copies" },
-    Least { property: "staging", way: Way::Copied, one_in: 2, why: "it compares copies" },
-    Least { property: "torn", way: Way::Copied, one_in: 2, why: "it judges copies" },
-    Least { property: "huge", way: Way::InPlace, one_in: 2, why: "it counts the elements of views" },
-    Least { property: "threads", way: Way::InPlace, one_in: 50, why: "only a view has a lease that threads share" },
-    Least { property: "devices", way: Way::InPlace, one_in: 20, why: "a copy may wait by itself" },
-    Least { property: "failure", way: Way::Refused, one_in: 100, why: "elsewhere no call failed" },
-    Least { property: "graph", way: Way::InPlace, one_in: 4, why: "a copy in a graph is work like any other" },
+    Least { property: "copy", outcome: Outcome::Copied, one_in: 2, why: "it compares copies" },
+    Least { property: "far", outcome: Outcome::Copied, one_in: 2, why: "it compares copies" },
+    Least { property: "staging", outcome: Outcome::Copied, one_in: 2, why: "it compares copies" },
+    Least { property: "torn", outcome: Outcome::Copied, one_in: 2, why: "it judges copies" },
+    Least { property: "huge", outcome: Outcome::InPlace, one_in: 2, why: "it counts the elements of views" },
+    Least {
+        property: "threads",
+        outcome: Outcome::InPlace,
+        one_in: 50,
+        why: "only a view has a lease that threads share",
+    },
+    Least { property: "devices", outcome: Outcome::InPlace, one_in: 20, why: "a copy may wait by itself" },
+    Least { property: "failure", outcome: Outcome::Refused, one_in: 100, why: "elsewhere no call failed" },
+    Least { property: "graph", outcome: Outcome::InPlace, one_in: 4, why: "a copy in a graph is work like any other" },
 ];
 
-impl Way {
+impl Outcome {
     fn count(self, seen: Coverage) -> u32 {
         match self {
             Self::InPlace => seen.in_place,
@@ -119,8 +154,8 @@ impl Tested {
     /// Returns what was tested too little.
     fn missed(&self, property: &str, sides: &Sides) -> impl Iterator<Item = &'static Least> {
         let missed = move |least: &&Least| {
-            let few = least.way.count(self.seen) < self.cases / least.one_in;
-            few && least.property == property && least.way.is_possible(property, sides)
+            let few = least.outcome.count(self.seen) < self.cases / least.one_in;
+            few && least.property == property && least.outcome.is_possible(property, sides)
         };
         LEAST.iter().filter(missed)
     }
@@ -133,8 +168,8 @@ impl Tested {
     /// Returns why a property of a pair was hardly tested, if it was.
     pub(crate) fn hardly(&self, property: &str, sides: &Sides) -> Option<String> {
         let few = self.missed(property, sides).find(|least| self.cases >= ENOUGH * least.one_in);
-        few.map(|Least { way, one_in, why, .. }| {
-            let (count, cases, words) = (way.count(self.seen), self.cases, way.words());
+        few.map(|Least { outcome, one_in, why, .. }| {
+            let (count, cases, words) = (outcome.count(self.seen), self.cases, outcome.words());
             let least = cases / one_in;
             format!("hardly tested: {count} of {cases} cases with elements {words}, and {least} must, because {why}")
         })
@@ -209,14 +244,14 @@ mod tests {
         {
             let device = SimDevice::new(seed);
             let (source, target) = (SimFramework::new(&device, from), SimFramework::new(&device, to));
-            let pair = Pair::new(&source, &target).with_native_way();
+            let pair = Pair::new(&source, &target).with_native_method();
             let sides = pair.sides();
             let report = Config { cases: 400, seed, ..Config::default() }.certify_pair(&pair, &mut ());
             for judged in report.properties.iter().filter(|judged| judged.cases >= 20) {
                 let possible =
-                    |least: &&Least| least.property == judged.name && least.way.is_possible(&judged.name, &sides);
+                    |least: &&Least| least.property == judged.name && least.outcome.is_possible(&judged.name, &sides);
                 for least in LEAST.iter().filter(possible) {
-                    let share = least.way.count(judged.coverage) * least.one_in;
+                    let share = least.outcome.count(judged.coverage) * least.one_in;
                     assert!(
                         share >= 2 * judged.cases,
                         "{from:?} → {to:?}, seed {seed}: {judged}, {:?}",

@@ -75,7 +75,7 @@ fn keeps<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let base = |seen: usize| seen - spec.offset * model::itemsize(spec.dtype);
     let address = pair.from.observe(&tensor)?.address;
     let from = Watched { adapter: pair.from, returned: Arc::default() };
-    let crossed = match pair.way_there {
+    let crossed = match pair.conversion_there {
         // Frameworks of two processes: the lease is of the process between them.
         Some(_) => pair.transfer(&tensor, None),
         None => transfer(&from, pair.to, &tensor, pair.ordering(), &Options::default()),

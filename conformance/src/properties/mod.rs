@@ -105,7 +105,7 @@ pub struct Pair<'a, F, T> {
     kernels: Cell<bool>,
     /// How the transfers of the current case ended.
     seen: Cell<Coverage>,
-    pub(crate) native: Option<NativeWay<'a, F, T>>,
+    pub(crate) native: Option<NativeMethod<'a, F, T>>,
     /// Another framework with the type of the target's tensors, through which tensors of the target go in a life.
     pub(crate) third: Option<&'a dyn Subject<Tensor = T>>,
     /// Another framework with the type of the source's tensors, whose tensors cross together with those of the source.
@@ -113,9 +113,9 @@ pub struct Pair<'a, F, T> {
     /// Whether a package that is built of the same adapters takes tensors across, within the process.
     pub(crate) by_package: bool,
     /// Takes a tensor of the source across; `None`: core's `transfer`.
-    pub(crate) way_there: Option<Crossing<'a, F, T>>,
+    pub(crate) conversion_there: Option<Crossing<'a, F, T>>,
     /// Takes a tensor of the target back; `None`: core's `transfer`.
-    pub(crate) way_back: Option<Crossing<'a, T, F>>,
+    pub(crate) conversion_back: Option<Crossing<'a, T, F>>,
 }
 
 bridge_core::debug_fields!(impl[F, T] Pair<'_, F, T>);
@@ -178,8 +178,8 @@ unsafe impl Ordering for WithoutCopies {
     }
 }
 
-/// The frameworks' own way from one to the other; `None` where there is none.
-type NativeWay<'a, F, T> = Box<dyn Fn(&F) -> Option<Result<T>> + 'a>;
+/// The frameworks' own method from one to the other; `None` where there is none.
+type NativeMethod<'a, F, T> = Box<dyn Fn(&F) -> Option<Result<T>> + 'a>;
 
 impl<'a, F, T> Pair<'a, F, T> {
     /// A source and a target, ordered as the source [says](Subject::ordering).
@@ -197,8 +197,8 @@ impl<'a, F, T> Pair<'a, F, T> {
             third: None,
             also: None,
             by_package: false,
-            way_there: None,
-            way_back: None,
+            conversion_there: None,
+            conversion_back: None,
         }
     }
 
@@ -220,14 +220,14 @@ impl<'a, T> Pair<'a, T, T> {
     /// Lets a package take tensors across and back, instead of core.
     #[cfg(feature = "python")]
     pub(crate) fn by_package(self, there: Crossing<'a, T, T>, back: Crossing<'a, T, T>) -> Self {
-        Self { by_package: true, way_there: Some(there), way_back: Some(back), ..self }
+        Self { by_package: true, conversion_there: Some(there), conversion_back: Some(back), ..self }
     }
 
     /// Adds the target's [own import](Subject::import_natively).
     #[must_use]
-    pub fn with_native_way(self) -> Self {
+    pub fn with_native_method(self) -> Self {
         let to = self.to;
-        let native: NativeWay<'a, T, T> = Box::new(move |tensor| to.import_natively(tensor));
+        let native: NativeMethod<'a, T, T> = Box::new(move |tensor| to.import_natively(tensor));
         Self { native: Some(native), also: self.also.or(Some(to)), ..self }
     }
 
@@ -268,7 +268,7 @@ impl<F, T> Pair<'_, F, T> {
     }
 
     fn transfer(&self, tensor: &F, copy: Option<bool>) -> Result<(T, Transfer)> {
-        let crossed = match &self.way_there {
+        let crossed = match &self.conversion_there {
             Some(cross) => cross(tensor, self.ordering(), copy),
             None => transfer(self.from, self.to, tensor, self.ordering(), &Options::default().with_copy(copy)),
         };
@@ -297,7 +297,7 @@ impl<F, T> Pair<'_, F, T> {
     }
 
     fn back(&self, tensor: &T, copy: Option<bool>) -> Result<(F, Transfer)> {
-        let crossed = match &self.way_back {
+        let crossed = match &self.conversion_back {
             Some(cross) => cross(tensor, self.ordering(), copy),
             None => transfer(self.to, self.from, tensor, self.ordering(), &Options::default().with_copy(copy)),
         };
@@ -345,7 +345,7 @@ impl<F, T> Pair<'_, F, T> {
         (self.from.profile(), self.to.profile())
     }
 
-    /// Returns the profiles of target and source, for the way back.
+    /// Returns the profiles of target and source, for the conversion back.
     fn profiles_back(&self) -> (&Profile, &Profile) {
         (self.to.profile(), self.from.profile())
     }

@@ -10,13 +10,13 @@ use bridge_core::{Device, Order, Pair as Update, copy_all};
 pub(super) fn moves<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     pair.kernels.set(true);
     let (streams, spec) = (pair.streams(), &case.spec);
-    let ways = [
+    let sides = [
         (streams.from(case.streams.write), streams.to(case.streams.read)),
         (streams.from(case.streams.back), streams.to(case.streams.onward)),
     ];
     let nbytes = model::numel(&spec.shape) * model::itemsize(spec.dtype);
     let mut moved = Vec::new();
-    for (i, (writer, reader)) in ways.into_iter().enumerate() {
+    for (i, (writer, reader)) in sides.into_iter().enumerate() {
         let elements = model::random_bytes(spec, case.seed.wrapping_add(i as u64));
         let host = on_host(pair.from, spec)?;
         pair.from.write(&host, &elements)?;

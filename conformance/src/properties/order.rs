@@ -81,7 +81,7 @@ pub(super) fn release_order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take
         Route::Exported => scene.exported()?,
         Route::Passing => scene.passing()?,
     };
-    // There may be no native way to compare with.
+    // There may be no native method to compare with.
     got.map_or(Ok(()), |got| same_bytes("the reader's copy", &got, &vec![seen; nbytes]))
 }
 
@@ -95,7 +95,7 @@ struct Scene<'a, F, T> {
     garbage: u8,
 }
 
-/// The bytes that the reader has read; `None` where there is no native way.
+/// The bytes that the reader has read; `None` where there is no native method.
 type Read = std::result::Result<Option<Vec<u8>>, Failure>;
 
 impl<F, T> Scene<'_, F, T> {
@@ -225,7 +225,7 @@ impl<F, T> Scene<'_, F, T> {
             pair.to.read(&native)?;
             Ok(Some(native))
         });
-        // The suite judges our way: the case ends where the native way refuses the tensor.
+        // The suite judges our way: the case ends where the native method refuses the tensor.
         let Ok(Some(native)) = native else { return Ok(None) };
         let back = self.back();
         let mut snapshot = on(pair.from, back, || Ok(pair.from.allocate(self.nbytes)?))?;

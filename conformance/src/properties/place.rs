@@ -92,8 +92,8 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         let is_kept = pair.from.profile().keeps_read_only && pair.from.capabilities().writes;
         let want = expected == Expected::InPlace && (want || is_kept && pair.to.capabilities().immutable);
         let got = pair.from.observe(&back)?.read_only;
-        ensure!(got == want, "read_only after the way back is {got}, but {want} was expected");
-        return same_bytes("the tensor after the way back", &pair.from.read(&back)?, &old);
+        ensure!(got == want, "read_only after the conversion back is {got}, but {want} was expected");
+        return same_bytes("the tensor after the conversion back", &pair.from.read(&back)?, &old);
     }
     let got = pair.to.observe(&view)?.read_only;
     ensure!(got == want, "the view's read_only is {got}, but {want} was expected");
@@ -157,7 +157,7 @@ pub(super) fn round_trip<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let expected = model::expected(&seen_there, None, pair.profiles_back(), None);
     let Some((back, _)) = as_expected(pair.back(&there, None), expected)? else { return Ok(()) };
     drop((tensor, there));
-    same_bytes("the tensor after the way back", &pair.from.read(&back)?, &bits)?;
+    same_bytes("the tensor after the conversion back", &pair.from.read(&back)?, &bits)?;
     let seen_back = pair.from.observe(&back)?;
     let in_place = model::expected(&source, None, pair.profiles(), case.copy) == Expected::InPlace
         && expected == Expected::InPlace;
@@ -168,5 +168,5 @@ pub(super) fn round_trip<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     }
     let again = pair.transfer(&back, None)?.0;
     drop(back);
-    same_bytes("the tensor after the second way there", &pair.to.read(&again)?, &bits)
+    same_bytes("the tensor after the second conversion", &pair.to.read(&again)?, &bits)
 }

@@ -1,6 +1,6 @@
 //! A framework that raises, inside an adapter and where a tensor is dropped.
 
-use super::users::{WAYS, next};
+use super::users::{CALLS, next};
 use super::{Failure, Outcome, Pair, ensure, outstanding, same_bytes};
 use crate::{Case, Raised, model, words};
 use bridge_core::{ErrorKind, Result, Transfer};
@@ -26,7 +26,7 @@ fn each<F, T>(pair: &Pair<'_, F, T>, case: &Case, raising: Raising<'_>) -> Outco
     let (tensor, bytes) = pair.create(case)?;
     let elements = model::elements(&case.spec, &bytes);
     let leased = outstanding();
-    for (number, (copy, kernels)) in (0..).flat_map(|number| WAYS.map(|way| (number, way))) {
+    for (number, (copy, kernels)) in (0..).flat_map(|number| CALLS.map(|call| (number, call))) {
         pair.copies_by(kernels);
         let mut crossed = None;
         let Some(raised) = raising(number, &mut || crossed = Some(pair.transfer(&tensor, copy))) else { break };

@@ -20,7 +20,7 @@ pub struct Property {
     /// Its cases where [`Config::cases`](crate::Config::cases) is [`WHOLE`]. They are chosen by what a case costs, so that
     /// each property of a pair like NumPy → PyTorch takes a second at most.
     pub cases: u32,
-    /// Whether the frameworks' own way can be compared with it.
+    /// Whether the frameworks' own method can be compared with it.
     pub native: bool,
     /// Returns why it has no meaning for a pair, if it has none.
     pub left_out: fn(&Sides) -> Option<&'static str>,
@@ -174,7 +174,7 @@ const ROUTES: &[Route] = &[
 /// Routes of `graph`. The plain one is first: cases shrink towards it.
 const GRAPH_ROUTES: &[Route] = &[Route::Direct, Route::Forked, Route::Captured, Route::Meanwhile];
 
-/// How `torn` copies. The plain way is first: cases shrink towards it.
+/// How `torn` copies. The plain path is first: cases shrink towards it.
 const CALLS: &[Calls] = &[Calls::Together, Calls::Halves, Calls::Prepared];
 
 /// Every property, in the order in which they run: `subject` first, because no other verdict means anything where it

@@ -9,7 +9,7 @@ use bridge_core::{ErrorKind, Result};
 const TRIES: usize = 4;
 
 /// What can be asked for, and whether kernels make the copies.
-pub(super) const WAYS: [(Option<bool>, bool); 5] =
+pub(super) const CALLS: [(Option<bool>, bool); 5] =
     [(None, true), (None, false), (Some(true), true), (Some(true), false), (Some(false), true)];
 
 /// Each tensor that the framework's users make is converted right, in every way, or is refused with the kind that the
@@ -31,7 +31,7 @@ pub(super) fn users<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
                 pair.copies_by(true);
                 // Bytes of its own tell what is made where the memory of the original must not be.
                 kept(pair, case, usual, &|| make(first, !case.seed))?;
-                for (copy, kernels) in WAYS {
+                for (copy, kernels) in CALLS {
                     pair.copies_by(kernels);
                     made(first)?.map_or(Ok(()), |usual| arrives(pair, &usual, copy).map(drop))?;
                 }
@@ -49,7 +49,7 @@ fn refused<F, T>(pair: &Pair<'_, F, T>, case: &Case, tensor: &F, kind: ErrorKind
     for copy in [None, Some(true), Some(false)] {
         as_expected(pair.transfer(tensor, copy), Expected::Refused(kind))?;
     }
-    if pair.way_there.is_some() {
+    if pair.conversion_there.is_some() {
         return Ok(());
     }
     let (good, bytes) = pair.create(case)?;
@@ -141,7 +141,7 @@ pub(super) fn next<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     same_bytes("the view", &pair.to.read(&view)?, &elements)?;
     let expected = model::expected(&there, None, pair.profiles_back(), None);
     if let Some((back, _)) = as_expected(pair.back(&view, None), expected)? {
-        same_bytes("the tensor after the way back", &pair.from.read(&back)?, &elements)?;
+        same_bytes("the tensor after the conversion back", &pair.from.read(&back)?, &elements)?;
     }
     drop((tensor, view));
     pair.returned(leased)

@@ -117,10 +117,10 @@ fn judge(py: Python<'_>, options: &Options, send: &mut dyn FnMut(Message)) -> Re
             let mut others = others.into_iter().filter(|name| ![from, to].map(adapter_of).contains(name));
             let third = others.find_map(|name| load(name).ok());
             let third = third.as_ref().map(|third| third as _);
-            let mut pair = Pair::new(&source, &target).with_native_way().with_third(third);
+            let mut pair = Pair::new(&source, &target).with_native_method().with_third(third);
             if package::is_chosen() {
-                let ways = package::crossing(&target).and_then(|there| Ok((there, package::crossing(&source)?)));
-                let (there, back) = ways.map_err(|error| format!("truebridge: {error}"))?;
+                let conversions = package::crossing(&target).and_then(|there| Ok((there, package::crossing(&source)?)));
+                let (there, back) = conversions.map_err(|error| format!("truebridge: {error}"))?;
                 pair = pair.by_package(there, back);
             }
             work(&pair, options, send);

@@ -1,4 +1,4 @@
-//! What no way across can avoid: the producer's own export, the consumer's own import, and the events that order them.
+//! What no conversion can avoid: the producer's own export, the consumer's own import, and the events that order them.
 //! The bench compares a transfer with their sum.
 
 use bridge_core::dlpack::ffi::{
@@ -116,7 +116,7 @@ fn exchange(py: Python<'_>) -> PyResult<&'static DLPackExchangeAPI> {
 /// The producer's export, and its release.
 enum Export {
     Torch(unsafe extern "C" fn(*mut c_void, *mut *mut DLManagedTensorVersioned) -> c_int),
-    /// The attributes that say where the memory is and what it holds: the quickest public way.
+    /// The attributes that say where the memory is and what it holds: the quickest public path.
     CuPy,
     /// The C struct of the array interface.
     NumPy,

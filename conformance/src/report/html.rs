@@ -135,7 +135,7 @@ fn comparison(report: &Report) -> String {
     )
 }
 
-/// The matrix: pairs down, properties across. Below a verdict stands how often the frameworks' own way was wrong.
+/// The matrix: pairs down, properties across. Below a verdict stands how often the frameworks' own method was wrong.
 fn pairs(report: &Report) -> String {
     let judged =
         |name: &&str| report.pairs.iter().flat_map(|pair| &pair.properties).any(|property| property.name == **name);
@@ -159,7 +159,7 @@ fn pairs(report: &Report) -> String {
     };
     let rows: String = report.pairs.iter().map(row).collect();
     let has_native = report.pairs.iter().flat_map(|pair| &pair.properties).any(|property| property.native.is_some());
-    let native = if has_native { " Below: the frameworks' own way in the same cases." } else { "" };
+    let native = if has_native { " Below: the frameworks' own method in the same cases." } else { "" };
     let idle: Vec<_> = idle.iter().map(|(reason, all)| format!("{} ({reason})", all.join(", "))).collect();
     let idle = match idle.is_empty() {
         true => String::new(),

@@ -109,7 +109,7 @@ impl Report {
     }
 }
 
-const HEADING: &str = "| property | pair | cases | in place, copied, refused | verdict | native way | reason |\n\
+const HEADING: &str = "| property | pair | cases | in place, copied, refused | verdict | native method | reason |\n\
                        |---|---|--:|---|---|---|---|";
 
 fn properties(pair: &PairReport) -> impl Iterator<Item = (&PropertyReport, &PairReport)> {

@@ -205,13 +205,15 @@ fn the_page_says_what_properties_state_and_leaves_out_columns_that_apply_to_no_p
     let text = page(&report);
     let column = "what the owner's stream had still to write</small></th>";
     assert!(text.contains("<th scope=\"col\">values<small>the elements arrive bit for bit</small></th>"), "{text}");
-    assert!(text.contains("own way in the same cases") && text.contains(column) && !text.contains("Without a column"));
+    assert!(
+        text.contains("own method in the same cases") && text.contains(column) && !text.contains("Without a column")
+    );
 
     let none = property("order", Verdict::NotApplicable, Some("the device has no <streams>"));
     report.pairs[0].properties[1] = none.clone();
     report.pairs[1].properties[3] = none;
     let text = page(&report);
-    assert!(!text.contains("own way in the same cases") && !text.contains(column), "{text}");
+    assert!(!text.contains("own method in the same cases") && !text.contains(column), "{text}");
     assert!(
         text.contains("because they were judged for no pair: order (the device has no &lt;streams&gt;).</p>"),
         "{text}"

@@ -224,7 +224,7 @@ impl<'a> Suite<'a> {
         self.report.faults = match self.options.across_processes {
             true => planted::run(launch, host, device, seed, self.options),
             false => {
-                // A fault may cause a panic, which is one of the ways in which it is caught.
+                // A fault may cause a panic, which is one of the paths in which it is caught.
                 let hook = std::panic::take_hook();
                 std::panic::set_hook(Box::new(|_| ()));
                 let faults = run_faults(self.report.seed);

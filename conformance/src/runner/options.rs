@@ -25,7 +25,7 @@ pub struct Options {
     /// such as torch+async.
     #[arg(long)]
     pub variants: bool,
-    /// Run every pair with one of its frameworks in another process, both ways, instead of both in one. With --pairs
+    /// Run every pair with one of its frameworks in another process, in both directions, instead of both in one. With --pairs
     /// these alone: numpy:torch runs as numpy:torch+remote and numpy+remote:torch. Named like this, each can also run
     /// alone, without this option.
     #[arg(long)]

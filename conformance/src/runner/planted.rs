@@ -6,7 +6,7 @@ use super::options::PairName;
 use super::pair::Job;
 use crate::fault::{FaultReport, REAL_FAULTS, RealFault};
 use crate::names::{adapter_of, remote};
-use crate::processes::{FLAWS, Way};
+use crate::processes::{Direction, FLAWS};
 use crate::protocol::Message;
 use crate::report::Host;
 use crate::watch::Watch;
@@ -31,7 +31,7 @@ pub fn run(launch: &[OsString], host: &Host, device: Device, seed: u64, options:
     let framework = if streams { "torch" } else { "numpy" };
     let planted = FLAWS.iter().filter(|planted| streams || !planted.streams).map(|planted| {
         let (here, there) = (framework.to_owned(), remote(framework));
-        let (from, to) = if planted.way == Way::There { (here, there) } else { (there, here) };
+        let (from, to) = if planted.direction == Direction::There { (here, there) } else { (there, here) };
         Planted { name: planted.name, caught_by: planted.caught_by, pair: PairName { from, to }, device }
     });
     planted.filter_map(|planted| judged(&planted, launch, host, seed, options)).collect()

@@ -429,7 +429,7 @@ fn a_worker_tells_all_it_does() {
     let folder = Folder::new("worker");
     let device = SimDevice::new(3);
     let (from, to) = (SimFramework::new(&device, Habits::Generous), SimFramework::new(&device, Habits::Common));
-    let pair = Pair::new(&from, &to).with_native_way();
+    let pair = Pair::new(&from, &to).with_native_method();
     let mut messages = Vec::new();
     work(&pair, &folder.options("--cases 40"), &mut |message| messages.push(message));
     assert_eq!(messages.first(), Some(&Message::Hello(Box::new(pair.sides()))));

@@ -45,7 +45,7 @@ fn prepare(options: &Options) -> Result<Task, String> {
         seed: options.seed.unwrap_or_default(),
         time_budget: options.until.map(|until| Duration::from_millis(until.saturating_sub(now()))),
         properties: (!options.properties.is_empty()).then(|| options.properties.clone()),
-        // The frameworks' own way may use freed memory, which says nothing about the adapters.
+        // The frameworks' own method may use freed memory, which says nothing about the adapters.
         native: options.sanitizer.is_none(),
         regressions: known,
         shrinks: options.plant.is_none(),

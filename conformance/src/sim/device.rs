@@ -31,7 +31,7 @@ pub(super) struct Graph {
     streams: usize,
 }
 
-/// A capture that is under way.
+/// A capture that is pending.
 struct Capture {
     streams: Vec<usize>,
     nodes: Vec<Node>,

@@ -259,7 +259,7 @@ fn threads_with_default_streams_of_their_own_are_ordered() {
 }
 
 #[test]
-fn every_dtype_crosses_both_ways_and_in_both_orders() {
+fn every_dtype_converts_in_both_directions_and_orders() {
     let Some(sides) = Sides::new() else { return };
     let kinds = [
         (Kind::U8, DType::UINT8),

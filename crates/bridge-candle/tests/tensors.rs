@@ -109,7 +109,7 @@ fn tensors_without_elements_and_dimensions_come_in() {
 
 /// The bits of every dtype are those that were sent: candle's own kernels copy them.
 #[test]
-fn every_dtype_crosses_both_ways() {
+fn every_dtype_converts_in_both_directions() {
     let kinds = [
         Kind::U8,
         Kind::U32,

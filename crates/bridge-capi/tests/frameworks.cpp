@@ -11,7 +11,7 @@ static tb::tf_tensor allocated(TF_DataType code, std::vector<int64_t> shape, siz
   return made;
 }
 
-static void every_dtype_crosses_both_ways_in_place() {
+static void every_dtype_converts_in_place_in_both_directions() {
   for (const tb::tf_row &row : tb::tf_dtypes()) {
     tb::tf_tensor made = allocated(row.code, {3, 5}, row.dtype.bits / 8 * 15);
     std::memset(TF_TensorData(made.get()), 1, TF_TensorByteSize(made.get()));
@@ -124,7 +124,7 @@ static void tensors_of_a_gpu_stay_there_or_are_moved() {
 
 int main() {
   tb::require();
-  every_dtype_crosses_both_ways_in_place();
+  every_dtype_converts_in_place_in_both_directions();
   memory_lives_as_long_as_a_view();
   what_does_not_fit_is_copied();
   what_torch_has_deferred_is_done();

@@ -1,4 +1,4 @@
-//! Casts: copies that change the dtype of each element on its way.
+//! Casts: copies that change the dtype of each element while it is copied.
 
 use crate::{Advice, DType, Error, ErrorKind, Result};
 
@@ -78,7 +78,7 @@ impl Cast {
     }
 }
 
-/// What happens to each element on its way: the bits that are flipped, and the cast after that.
+/// What happens to each element: the bits that are flipped, and the cast after that.
 pub(crate) type Change = (u128, Option<Cast>);
 
 #[cfg(test)]

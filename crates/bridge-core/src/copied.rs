@@ -50,8 +50,8 @@ impl CopiedBy {
     }
 }
 
-/// Returns who would make the copy of `exported`, an export of `from`, on its way to `to`. Nothing is copied: where the
-/// kernels turn out not to copy such elements, the frameworks do, and the other way round for a producer that turns out
+/// Returns who would make the copy of `exported`, an export of `from`, for `to`. Nothing is copied: where the
+/// kernels turn out not to copy such elements, the frameworks do, and the reverse for a producer that turns out
 /// to have no kernels.
 pub fn copied_by<F, T>(
     from: &dyn Adapter<Tensor = F>,

@@ -7,7 +7,7 @@ use crate::conversion::{Streams, used};
 use crate::copy_into::{Sides, release, uncopied};
 use crate::fill::{flips, order_after};
 use crate::host_copy::copy_by_loop;
-use crate::moved::{Moving, Way, unmovable};
+use crate::moved::{Moving, Route, unmovable};
 use crate::{
     Consumer, Device, DeviceKind, Error, ErrorKind, Export, Failed, Layout, Lease, Ordering, Pair, Piece, Planned,
     Result, Reuse, Stream, Strided,
@@ -58,7 +58,7 @@ impl From<Misfit> for Error {
 /// for which the host waits last. Returns, for each pair, the owner's stream and the one that waits for it, where they
 /// differ.
 ///
-/// Where the two dtypes of a pair differ and that of the target is [`Pair::dtype`], the elements are cast on the way,
+/// Where the two dtypes of a pair differ and that of the target is [`Pair::dtype`], the elements are cast,
 /// as [`Cast`](crate::Cast) says, by the same call. A pair of one dtype is copied as it is, whatever `Pair::dtype` is.
 ///
 /// A pair of the same source and the same target as an earlier one, view for view, with the same deferred operations
@@ -97,19 +97,19 @@ pub(crate) fn repeats(jobs: &[Job]) -> Result<Vec<bool>, Misfit> {
 type Place = (Device, Option<Stream>, Vec<usize>);
 
 /// Moves from one memory to another and between the same streams, by the index of their jobs.
-type Moves = (Way, Vec<usize>);
+type Moves = (Route, Vec<usize>);
 
-/// Divides copies that are made within one memory by that and by their streams, and moves by their way. Those for which
+/// Divides copies that are made within one memory by that and by their streams, and moves by their route. Those for which
 /// the host waits are last.
 pub(crate) fn grouped(jobs: &[Job], repeats: &[bool]) -> (Vec<Place>, Vec<Moves>) {
     let mut groups: Vec<Place> = Vec::new();
     let mut moves: Vec<Moves> = Vec::new();
     for (number, (job, _)) in jobs.iter().zip(repeats).enumerate().filter(|(_, (_, repeats))| !**repeats) {
         let Some(device) = job.device else {
-            let way = Way::between(&job.source, &job.target);
-            match moves.iter_mut().rfind(|group| group.0 == way) {
+            let route = Route::between(&job.source, &job.target);
+            match moves.iter_mut().rfind(|group| group.0 == route) {
                 Some(group) => group.1.push(number),
-                None => moves.push((way, vec![number])),
+                None => moves.push((route, vec![number])),
             }
             continue;
         };
@@ -121,7 +121,7 @@ pub(crate) fn grouped(jobs: &[Job], repeats: &[bool]) -> (Vec<Place>, Vec<Moves>
         });
         groups[group].2.push(number);
     }
-    moves.sort_by_key(|(way, _)| way.ends_on_host());
+    moves.sort_by_key(|(route, _)| route.ends_on_host());
     (groups, moves)
 }
 
@@ -151,13 +151,13 @@ pub(crate) fn run<F, T>(
         let launch = Launch { device, stream, plan: plan.map(|plan| &*plan.copies) };
         copy_together(&mut jobs, &copies, launch, &mut ordered, &batch, ordering)?;
     }
-    for (way, moves) in moves {
+    for (route, moves) in moves {
         let (mut together, mut consumers) = (Vec::with_capacity(moves.len()), Vec::with_capacity(moves.len()));
         for Job { index, source, target, change, consumer, .. } in moves.iter().filter_map(|copy| jobs[*copy].take()) {
             together.push(Moving { source, target, change, consumer: pairs[index].from.consumer() });
             consumers.push(consumer);
         }
-        let moved = way.move_all(together, Some(&batch), ordering);
+        let moved = route.move_all(together, Some(&batch), ordering);
         let (streams, targets) = moved.map_err(|failed| failed.among(&moves))?;
         moves.iter().for_each(|index| ordered[*index] = streams);
         targets.into_iter().zip(consumers).for_each(|(target, consumer)| release(target, consumer, ordering));

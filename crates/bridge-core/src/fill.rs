@@ -84,7 +84,7 @@ pub(crate) fn fill(
     Ok(Ok(ordered))
 }
 
-/// Returns the bits to flip in each element on its way, for the deferred operations of both sides, if flipping bits
+/// Returns the bits to flip in each element, for the deferred operations of both sides, if flipping bits
 /// does them. An operation that is deferred for the target is its own inverse, so the elements to store have it
 /// applied. Where they are cast it is applied to the source: casts round both signs alike.
 pub(crate) fn flips(source: &Export, target: &Export) -> Option<u128> {

@@ -4,7 +4,7 @@ use crate::alive;
 use crate::batch::Batch;
 use crate::copy_all::{Job, Launch, grouped};
 use crate::leak::leak;
-use crate::moved::Way;
+use crate::moved::Route;
 use crate::planted::is_planted;
 use crate::{
     Access, Consumer, Device, ErrorKind, Export, Failed, Lease, Misfit, Ordering, Pair, Planned, Result, Stream,
@@ -141,7 +141,7 @@ impl Held {
         };
         let viewed = viewed.filter(|viewed| viewed.used() && is_new(viewed)).collect();
         let mut groups = Vec::new();
-        let (places, ways) = grouped(&jobs, repeats);
+        let (places, routes) = grouped(&jobs, repeats);
         for (device, stream, copies) in places {
             let pieces: Vec<_> = copies.iter().map(|copy| jobs[*copy].piece()).collect();
             let plan = ordering.copies().map_or(Ok(None), |known| alive::plan(known, device, &pieces, stream));
@@ -158,7 +158,7 @@ impl Held {
             groups.push(Together { device, copies, plan, target, sources });
         }
         let mut moves: Vec<Moved> = Vec::new();
-        for (_, copies) in ways {
+        for (_, copies) in routes {
             let begun = moves.len();
             for copy in copies {
                 let (job, pair) = (&jobs[copy], &pairs[copy]);
@@ -199,14 +199,14 @@ impl Held {
         let first = |error| Failed { index: moves[0], error };
         let (owner, reader) = (source.now().map_err(first)?, target.now().map_err(first)?);
         let Job { source: from, target: to, .. } = &self.jobs[moves[0]];
-        let way = Way::within((from, owner), (to, reader));
-        way.begin(&*self.ordering).map_err(first)?;
+        let route = Route::within((from, owner), (to, reader));
+        route.begin(&*self.ordering).map_err(first)?;
         let pieces: Vec<_> = moves.iter().map(|index| self.jobs[*index].piece()).collect();
         // SAFETY: as in `copy_together`; `begin` has ordered the streams.
-        let moved = unsafe { way.copy(&pieces, &*self.ordering) };
+        let moved = unsafe { route.copy(&pieces, &*self.ordering) };
         // Also where a move has failed: others may be launched.
-        let arrived = way.end(&*self.ordering);
-        if (arrived.is_err() || way.is_unordered(from)) && !way.synchronize(&*self.ordering) {
+        let arrived = route.end(&*self.ordering);
+        if (arrived.is_err() || route.is_unordered(from)) && !route.synchronize(&*self.ordering) {
             self.is_lost.store(true, Relaxed);
         }
         self.wait(source, None, owner);

@@ -34,7 +34,7 @@ impl<F, T> Conversion<'_, F, T> {
 
 /// Moves `source` into `target`, memory of another device, by the [`Copies`](crate::Copies) of `ordering`. Both
 /// have the same shape and dtype. `consumer` is that of the framework of `source`. Returns the two streams that were
-/// ordered, and the target; work after its stream sees the elements. [`Way`] says where the work is.
+/// ordered, and the target; work after its stream sees the elements. [`Route`] says where the work is.
 ///
 /// # Errors
 ///
@@ -52,8 +52,8 @@ pub(crate) fn move_into(
     if source.layout().numel() == 0 {
         return Ok((None, target));
     }
-    let (way, moving) = (Way::between(&source, &target), Moving { source, target, change, consumer });
-    let (ordered, mut targets) = way.move_all(vec![moving], None, ordering).map_err(|failed| failed.error)?;
+    let (route, moving) = (Route::between(&source, &target), Moving { source, target, change, consumer });
+    let (ordered, mut targets) = route.move_all(vec![moving], None, ordering).map_err(|failed| failed.error)?;
     Ok((ordered, targets.remove(0)))
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Moving {
 /// | device | host | the stream of the source, and the host waits |
 /// | device | device | the stream of the source, after that of the target, which then waits for it |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct Route {
     here: Device,
     there: Device,
     /// The streams of the two sides; `None` for the host.
@@ -84,12 +84,12 @@ pub(crate) struct Way {
     writer: Option<(Device, Stream)>,
 }
 
-impl Way {
+impl Route {
     pub(crate) fn between(source: &Export, target: &Export) -> Self {
         Self::within((source, source.buffer().stream()), (target, target.buffer().stream()))
     }
 
-    /// Returns the way between two tensors whose memory is ready in these streams.
+    /// Returns the route between two tensors whose memory is ready in these streams.
     pub(crate) fn within(
         (source, owned): (&Export, Option<Stream>),
         (target, read): (&Export, Option<Stream>),
@@ -164,7 +164,7 @@ impl Way {
         source.buffer().stream().is_none() && self.owner.and(self.reader).is_some()
     }
 
-    /// Moves tensors this way, as [`move_into`] does, all together. `batch` returns the sources, if there is one.
+    /// Moves tensors on this route, as [`move_into`] does, all together. `batch` returns the sources, if there is one.
     ///
     /// # Errors
     ///

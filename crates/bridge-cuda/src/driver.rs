@@ -68,7 +68,7 @@ pub(crate) struct Grid {
 
 /// The two sides of a copy of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     /// From host memory to the device of the current context.
     Up,
     /// From the device of the current context to host memory.
@@ -164,8 +164,8 @@ pub(crate) trait Driver: Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// Both ranges are mapped, on the sides that `way` names, until the copy has run; host memory is pinned.
-    unsafe fn copy(&self, way: Way, to: usize, from: usize, nbytes: usize, stream: Stream) -> Outcome<()>;
+    /// Both ranges are mapped, on the sides that `direction` names, until the copy has run; host memory is pinned.
+    unsafe fn copy(&self, direction: Direction, to: usize, from: usize, nbytes: usize, stream: Stream) -> Outcome<()>;
     /// Fills `nbytes` bytes of device memory in stream order.
     ///
     /// # Safety

@@ -2,7 +2,7 @@
 //! event must be alive and belong to it.
 
 use crate::driver::Mapped;
-use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, Way};
+use crate::driver::{Context, Direction, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer};
 use crate::sync::{Mutex, MutexGuard, thread, thread::ThreadId};
 use bridge_core::{Access, Device, DeviceBuffer, Reuse, Stream};
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ pub(crate) enum Call {
     Load(&'static [u8]),
     AllowShared(Function, u32),
     Launch(Function, Grid, Stream),
-    Copy(Way, usize, Stream),
+    Copy(Direction, usize, Stream),
     Fill(usize, u8, usize, Stream),
     Free(usize),
     Write(Stream, usize, u64),
@@ -361,17 +361,17 @@ impl Driver for Fake {
     }
 
     /// Copies nothing: the addresses are made up.
-    unsafe fn copy(&self, way: Way, _: usize, _: usize, nbytes: usize, stream: Stream) -> Outcome<()> {
-        let call = match way {
-            Way::Up => "cuMemcpyHtoDAsync_v2",
-            Way::Down => "cuMemcpyDtoHAsync_v2",
-            Way::Within => "cuMemcpyDtoDAsync_v2",
-            Way::Across { .. } => "cuMemcpyPeerAsync",
+    unsafe fn copy(&self, direction: Direction, _: usize, _: usize, nbytes: usize, stream: Stream) -> Outcome<()> {
+        let call = match direction {
+            Direction::Up => "cuMemcpyHtoDAsync_v2",
+            Direction::Down => "cuMemcpyDtoHAsync_v2",
+            Direction::Within => "cuMemcpyDtoDAsync_v2",
+            Direction::Across { .. } => "cuMemcpyPeerAsync",
         };
         let mut state = self.state();
         state.outcome(call)?;
         state.current().ok_or(Failure { call, code: 201 })?;
-        state.calls.push(Call::Copy(way, nbytes, stream));
+        state.calls.push(Call::Copy(direction, nbytes, stream));
         Ok(())
     }
 

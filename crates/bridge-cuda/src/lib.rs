@@ -47,7 +47,7 @@ pub use driver::{HANDLE, Handle};
 pub use launch::{Image, Kernels, Launch};
 pub use memory::{Link, Mark};
 pub use pointer::Located;
-pub use sharing::{Opened, Outlet, Sharing, Signal, Way};
+pub use sharing::{Opened, Outlet, Sharing, Signal, Transport};
 pub use words::Words;
 
 use bridge_core::{Copies, Deferred, Device, DeviceBuffer, Error, Flush, HostOnly, Ordering, Result, Stream};
@@ -166,7 +166,7 @@ pub fn link() -> Result<&'static dyn Link> {
     Ok(cuda()?.devices())
 }
 
-/// Returns the driver's ways to share memory with other processes.
+/// Returns how the driver shares memory with other processes.
 ///
 /// # Errors
 ///

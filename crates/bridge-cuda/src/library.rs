@@ -4,7 +4,7 @@
 //! first, which may be the stub of a CUDA toolkit; it panics on a missing function; and it declares result codes as a
 //! closed enum, although newer drivers add codes.
 
-use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, RELAXED, Way};
+use crate::driver::{Context, Direction, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, RELAXED};
 use bridge_core::{Error, ErrorKind, Stream};
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction,
@@ -319,18 +319,20 @@ impl Driver for Cuda {
         unsafe { call!(self, cuEventSynchronize(event.0 as CUevent)) }
     }
 
-    unsafe fn copy(&self, way: Way, to: usize, from: usize, nbytes: usize, stream: Stream) -> Outcome<()> {
+    unsafe fn copy(&self, direction: Direction, to: usize, from: usize, nbytes: usize, stream: Stream) -> Outcome<()> {
         let stream = handle(stream);
         let (device_to, device_from) = (to as CUdeviceptr, from as CUdeviceptr);
         // SAFETY: the stream and the contexts are alive, see above; the caller vouches for both ranges.
         unsafe {
-            match way {
-                Way::Up => call!(self, cuMemcpyHtoDAsync_v2(device_to, with_exposed_provenance(from), nbytes, stream)),
-                Way::Down => {
+            match direction {
+                Direction::Up => {
+                    call!(self, cuMemcpyHtoDAsync_v2(device_to, with_exposed_provenance(from), nbytes, stream))
+                }
+                Direction::Down => {
                     call!(self, cuMemcpyDtoHAsync_v2(with_exposed_provenance_mut(to), device_from, nbytes, stream))
                 }
-                Way::Within => call!(self, cuMemcpyDtoDAsync_v2(device_to, device_from, nbytes, stream)),
-                Way::Across { to, from } => {
+                Direction::Within => call!(self, cuMemcpyDtoDAsync_v2(device_to, device_from, nbytes, stream)),
+                Direction::Across { to, from } => {
                     let (to, from) = (to.0 as CUcontext, from.0 as CUcontext);
                     call!(self, cuMemcpyPeerAsync(device_to, to, device_from, from, nbytes, stream))
                 }

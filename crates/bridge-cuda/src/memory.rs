@@ -1,7 +1,7 @@
 //! Copies of bytes between the host and devices, and memory for them.
 
 use crate::context::{Capture, Devices, both_or_neither};
-use crate::driver::{Driver, Event, Outcome, RELAXED, Way, error};
+use crate::driver::{Direction, Driver, Event, Outcome, RELAXED, error};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream, poison};
 
 /// A point in a stream: the work that the stream held when [`Link::mark`] was called. Pass it to [`Link::release`]
@@ -114,20 +114,20 @@ impl<D: Driver> Link for Devices<D> {
     unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, stream: Stream) -> Result<()> {
         let ((from_device, from), (to_device, to)) = (from, to);
         let is_host = |device: Device| [DeviceKind::CPU, DeviceKind::CUDA_HOST].contains(&device.kind);
-        let (device, way) = match (is_host(from_device), is_host(to_device)) {
+        let (device, direction) = match (is_host(from_device), is_host(to_device)) {
             (true, true) => return Err(no_cuda_side(from_device, to_device)),
-            (true, false) => (to_device, Way::Up),
-            (false, true) => (from_device, Way::Down),
-            (false, false) if from_device.index == to_device.index => (from_device, Way::Within),
+            (true, false) => (to_device, Direction::Up),
+            (false, true) => (from_device, Direction::Down),
+            (false, false) if from_device.index == to_device.index => (from_device, Direction::Within),
             (false, false) => {
                 self.reach(from_device, to_device)?;
                 let (to, from) = (self.enter(to_device)?.context(), self.enter(from_device)?.context());
-                (from_device, Way::Across { to, from })
+                (from_device, Direction::Across { to, from })
             }
         };
         let _entered = self.enter(device)?;
         // SAFETY: the caller's promises; the context is that of the stream's device.
-        self.checked(unsafe { self.driver().copy(way, to, from, nbytes, stream) })
+        self.checked(unsafe { self.driver().copy(direction, to, from, nbytes, stream) })
     }
 
     unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
@@ -213,7 +213,7 @@ impl<D: Driver> Devices<D> {
         outcome.map_err(|failure| error(self.driver(), failure))
     }
 
-    /// Calls the driver so that a capture that is under way is unaffected: in other modes these calls invalidate it
+    /// Calls the driver so that a capture that is under direction is unaffected: in other modes these calls invalidate it
     /// (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
     pub(crate) fn relaxed<T>(&self, call: impl FnOnce() -> Outcome<T>) -> Result<T> {
         let before = self.checked(self.driver().exchange_capture_mode(RELAXED))?;
@@ -280,21 +280,21 @@ mod tests {
     }
 
     #[test]
-    fn the_way_follows_from_the_devices_and_the_context_is_that_of_the_stream() {
+    fn the_direction_follows_from_the_devices_and_the_context_is_that_of_the_stream() {
         let pinned = Device { kind: DeviceKind::CUDA_HOST, index: 0 };
-        let across = Way::Across { to: Fake::primary(0), from: Fake::primary(1) };
+        let across = Direction::Across { to: Fake::primary(0), from: Fake::primary(1) };
         let cases = [
-            (Device::CPU, GPUS[1], Way::Up),
-            (pinned, GPUS[1], Way::Up),
-            (GPUS[1], Device::CPU, Way::Down),
-            (GPUS[1], GPUS[1], Way::Within),
+            (Device::CPU, GPUS[1], Direction::Up),
+            (pinned, GPUS[1], Direction::Up),
+            (GPUS[1], Device::CPU, Direction::Down),
+            (GPUS[1], GPUS[1], Direction::Within),
             (GPUS[1], GPUS[0], across),
         ];
-        for (from, to, way) in cases {
+        for (from, to, direction) in cases {
             let devices = devices();
             copy(&devices, from, to).unwrap();
             let calls = devices.driver().take_calls();
-            let at = calls.iter().position(|call| *call == Call::Copy(way, 8, A)).expect("the copy was made");
+            let at = calls.iter().position(|call| *call == Call::Copy(direction, 8, A)).expect("the copy was made");
             assert_eq!(calls[..at].last(), Some(&Call::Push(Fake::primary(1))), "{from} to {to}");
             assert_eq!(devices.driver().current_context(), Ok(None));
         }

@@ -43,7 +43,7 @@ impl<D: Driver> CudaOrdering<D> {
 
     #[cfg(test)]
     pub fn releases_mut(&mut self) -> &mut Releases {
-        Arc::get_mut(&mut self.releases).expect("no capture is under way")
+        Arc::get_mut(&mut self.releases).expect("no capture is pending")
     }
 
     #[cfg(test)]
@@ -300,13 +300,13 @@ mod tests {
     #[test]
     fn a_buffer_of_the_legacy_stream_is_dropped_after_the_capture_of_a_blocking_stream() {
         type ReleaseLater = fn(&CudaOrdering<Fake>, Box<dyn DeviceBuffer>);
-        let ways: [ReleaseLater; 3] = [
+        let releases: [ReleaseLater; 3] = [
             |cuda, buffer| cuda.release_later(GPU, Stream::LEGACY, buffer),
             |cuda, buffer| cuda.release_after_all_work(GPU, Stream::LEGACY, buffer),
             |cuda, buffer| cuda.release_after_all_work(GPU, B, buffer),
         ];
         for captured in [A, Stream::PER_THREAD] {
-            for release_later in ways {
+            for release_later in releases {
                 let (cuda, drops) = (cuda(), Arc::default());
                 fake(&cuda).blocking(A);
                 fake(&cuda).capture(captured);

@@ -11,7 +11,7 @@ const FILE_DESCRIPTOR: u64 = 1;
 
 /// The path by which memory leaves a process.
 #[derive(Debug)]
-pub enum Way {
+pub enum Transport {
     /// A handle for the whole allocation (`cuIpcGetMemHandle`): memory of `cuMemAlloc`.
     Handle(Handle),
     /// Descriptors of allocations that are mapped side by side, each with its length in bytes: virtual memory.
@@ -25,7 +25,7 @@ pub enum Way {
 #[derive(Debug)]
 pub struct Outlet {
     /// How it leaves the process.
-    pub way: Way,
+    pub transport: Transport,
     /// Its addresses here.
     pub range: Range<usize>,
     /// The driver's number of each allocation, which no other has in this process, also later: one for a handle, one
@@ -114,7 +114,7 @@ pub trait Sharing: Send + Sync {
     ///
     /// [`ErrorKind::Busy`] as well, where memory that its owner has freed was a part of the same allocation and is open
     /// here.
-    fn open(&self, device: Device, way: &Way) -> Result<Opened>;
+    fn open(&self, device: Device, transport: &Transport) -> Result<Opened>;
 
     /// Unmaps it: at once, or memory of a pool after all work now in the stream. The driver wants the latter closed
     /// here before its owner frees it. To close memory by a handle, the driver waits for all work of the device.
@@ -192,7 +192,7 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
         if first.legacy {
             let handle = self.relaxed(|| self.driver().memory_handle(first.range.start))?;
             return Ok(Some(Outlet {
-                way: Way::Handle(handle),
+                transport: Transport::Handle(handle),
                 range: first.range,
                 numbers: first.number.map(|number| vec![number]),
             }));
@@ -200,7 +200,11 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
         if let Some(pool) = first.pool {
             let Some(file) = self.relaxed(|| self.driver().file_of_pool(pool))? else { return Ok(None) };
             let pointer = self.relaxed(|| self.driver().pointer_in_pool(first.range.start))?;
-            return Ok(Some(Outlet { way: Way::Pool(file, pointer), range: first.range, numbers: Some(Vec::new()) }));
+            return Ok(Some(Outlet {
+                transport: Transport::Pool(file, pointer),
+                range: first.range,
+                numbers: Some(Vec::new()),
+            }));
         }
         if first.handle_types & FILE_DESCRIPTOR == 0 {
             return Ok(None);
@@ -219,21 +223,21 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
             }
             end = part.range.end;
         }
-        Ok(Some(Outlet { way: Way::Files(files), range: start..end, numbers }))
+        Ok(Some(Outlet { transport: Transport::Files(files), range: start..end, numbers }))
     }
 
-    fn open(&self, device: Device, way: &Way) -> Result<Opened> {
+    fn open(&self, device: Device, transport: &Transport) -> Result<Opened> {
         let _entered = self.enter(device)?;
-        match way {
-            Way::Handle(handle) => {
+        match transport {
+            Transport::Handle(handle) => {
                 let start = self.relaxed(|| self.driver().open_memory(handle))?;
                 Ok(Opened { range: self.whole(start), kind: Kind::Handle })
             }
-            Way::Pool(file, pointer) => {
+            Transport::Pool(file, pointer) => {
                 let start = self.relaxed(|| self.driver().open_in_pool(device.index, file, pointer))?;
                 Ok(Opened { range: self.whole(start), kind: Kind::Pool })
             }
-            Way::Files(files) => {
+            Transport::Files(files) => {
                 let parts: Vec<usize> = files.iter().map(|(_, nbytes)| *nbytes).collect();
                 let total = parts.iter().try_fold(0usize, |sum, nbytes| sum.checked_add(*nbytes));
                 let total = total.filter(|total| *total > 0).ok_or_else(|| {
@@ -334,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_leaves_by_the_way_that_its_allocator_allows() {
+    fn memory_is_shared_by_the_transport_that_its_allocator_allows() {
         let devices = devices();
         map(&devices, true, 0, 0x1000..0x3000);
         map(&devices, false, FILE_DESCRIPTOR, 0x4000..0x6000);
@@ -344,14 +348,14 @@ mod tests {
         map_pool(&devices, crate::fake::PRIVATE_POOL + 1, 0xd000..0xe000);
         let outlet = |bytes: Range<usize>| devices.outlet(GPU, &bytes).unwrap();
         let whole = outlet(0x1800..0x1900).unwrap();
-        assert!(matches!(whole.way, Way::Handle(_)));
+        assert!(matches!(whole.transport, Transport::Handle(_)));
         assert_eq!(whole.range, 0x1000..0x3000);
         let parts = outlet(0x5000..0x6800).unwrap();
-        let Way::Files(files) = &parts.way else { panic!("{parts:?}") };
+        let Transport::Files(files) = &parts.transport else { panic!("{parts:?}") };
         assert_eq!(files.iter().map(|(_, nbytes)| *nbytes).collect::<Vec<_>>(), [0x2000, 0x1000]);
         assert_eq!((parts.range, parts.numbers), (0x4000..0x7000, Some(vec![0x4000, 0x6000])));
         let pool = outlet(0xd800..0xd900).unwrap();
-        assert!(matches!(pool.way, Way::Pool(..)));
+        assert!(matches!(pool.transport, Transport::Pool(..)));
         assert_eq!(pool.range, 0xd000..0xe000);
         assert!(outlet(0xc000..0xc001).is_none(), "a pool that is not shared");
         assert!(outlet(0x8000..0x8001).is_none(), "no type of handle");
@@ -380,10 +384,10 @@ mod tests {
         let devices = devices();
         map(&devices, true, 0, 0x1000..0x3000);
         let outlet = devices.outlet(GPU, &(0x1000..0x1001)).unwrap().unwrap();
-        let opened = devices.open(GPU, &outlet.way).unwrap();
-        let parts = Way::Files(vec![(std::fs::File::open("/dev/null").unwrap().into(), 0x2000)]);
+        let opened = devices.open(GPU, &outlet.transport).unwrap();
+        let parts = Transport::Files(vec![(std::fs::File::open("/dev/null").unwrap().into(), 0x2000)]);
         let mapped = devices.open(GPU, &parts).unwrap();
-        let in_pool = Way::Pool(std::fs::File::open("/dev/null").unwrap().into(), [7; HANDLE]);
+        let in_pool = Transport::Pool(std::fs::File::open("/dev/null").unwrap().into(), [7; HANDLE]);
         let in_pool = devices.open(GPU, &in_pool).unwrap();
         assert_eq!((mapped.range.len(), devices.driver().opened()), (0x2000, 3));
         assert!(in_pool.closes_in_order() && !mapped.closes_in_order() && !opened.closes_in_order());
@@ -401,13 +405,13 @@ mod tests {
         assert_eq!(devices.driver().opened(), 0);
         devices.driver().fail("cuMemCreate", 2);
         assert_eq!(devices.allocate_outliving(GPU, 5).unwrap_err().kind(), ErrorKind::OutOfMemory);
-        let nothing = devices.open(GPU, &Way::Files(Vec::new())).unwrap_err();
+        let nothing = devices.open(GPU, &Transport::Files(Vec::new())).unwrap_err();
         assert_eq!(nothing.kind(), ErrorKind::Protocol);
         devices.driver().fail("cuIpcOpenMemHandle_v2", 208);
-        let again = devices.open(GPU, &Way::Handle([7; HANDLE])).unwrap_err();
+        let again = devices.open(GPU, &Transport::Handle([7; HANDLE])).unwrap_err();
         assert_eq!(again.kind(), ErrorKind::Busy, "{again}");
         let endless = (0..2).map(|_| (std::fs::File::open("/dev/null").unwrap().into(), usize::MAX)).collect();
-        assert_eq!(devices.open(GPU, &Way::Files(endless)).unwrap_err().kind(), ErrorKind::Protocol);
+        assert_eq!(devices.open(GPU, &Transport::Files(endless)).unwrap_err().kind(), ErrorKind::Protocol);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The way into the Python interpreter: the GIL for deleters, where owners are dropped, and DLPack capsules.
+//! The path into the Python interpreter: the GIL for deleters, where owners are dropped, and DLPack capsules.
 //!
 //! Nothing of Python is linked. [`open`] receives the interpreter's C functions: `bridge-pyo3` passes those that it
 //! links, `bridge-capi` those that its caller passes. Each shared library that contains this crate has a gate of its

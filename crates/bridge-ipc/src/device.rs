@@ -21,7 +21,7 @@ use crate::own::Own;
 use crate::ticket::random;
 use crate::wire::{Hex, Segment, Uuid};
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Result, Reuse, Stream};
-use bridge_cuda::{Opened, Outlet, Way, ordering, sharing};
+use bridge_cuda::{Opened, Outlet, Transport, ordering, sharing};
 pub(crate) use closer::defer;
 use orders::lane;
 pub(crate) use orders::{Orders, Role, export_after, stream};
@@ -122,21 +122,21 @@ pub(crate) fn shared(device: Device, hull: &Range<usize>) -> Result<Option<Share
         return Ok(None);
     }
     let (driver, uuid) = (sharing()?, lane(device, Role::Exporter)?.uuid);
-    let Some(Outlet { way, range, numbers }) = driver.outlet(device, hull)? else { return Ok(None) };
+    let Some(Outlet { transport, range, numbers }) = driver.outlet(device, hull)? else { return Ok(None) };
     let (nbytes, writing, mut files) = (range.len(), Writing::Shared, Vec::new());
     // Without numbers each share has its own name.
     let process = if numbers.is_some() { this_process()? } else { Hex(random()?) };
     let mut numbers = numbers.unwrap_or_default().into_iter();
     let mut number = || numbers.next().unwrap_or_default();
-    let segment = match way {
-        Way::Handle(handle) => {
+    let segment = match transport {
+        Transport::Handle(handle) => {
             Segment::Handle { device: uuid, process, handle: Hex(handle), number: number(), nbytes, writing }
         }
-        Way::Pool(file, pointer) => {
+        Transport::Pool(file, pointer) => {
             files.push(Arc::new(file));
             Segment::Pool { device: uuid, process, pointer: Hex(pointer), nbytes, writing }
         }
-        Way::Files(parts) => {
+        Transport::Files(parts) => {
             let lengths: Vec<_> = parts.iter().map(|(_, nbytes)| (*nbytes, number())).collect();
             files.extend(parts.into_iter().map(|(file, _)| Arc::new(file)));
             Segment::Files { device: uuid, process, parts: lengths, writing }
@@ -305,22 +305,22 @@ fn close(device: Device, opened: Opened) {
 /// process shares, unless it is `kept`: then it may outlive the share.
 pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>], kept: bool) -> Result<DeviceMapping> {
     let (name, nbytes) = (name_of(segment)?, segment.nbytes().ok_or_else(|| broken("lengths are no memory"))?);
-    let (way, uuid) = match segment {
-        Segment::Handle { device, handle, .. } => (Way::Handle(handle.0), device),
+    let (transport, uuid) = match segment {
+        Segment::Handle { device, handle, .. } => (Transport::Handle(handle.0), device),
         Segment::Pool { device, pointer, .. } => {
             let file = copies(files)?.pop().ok_or_else(|| broken("a descriptor is missing"))?;
-            (Way::Pool(file, pointer.0), device)
+            (Transport::Pool(file, pointer.0), device)
         }
         Segment::Files { device, parts, .. } => {
             let lengths = parts.iter().map(|(nbytes, _)| *nbytes);
-            (Way::Files(copies(files)?.into_iter().zip(lengths).collect()), device)
+            (Transport::Files(copies(files)?.into_iter().zip(lengths).collect()), device)
         }
         Segment::File { .. } => return Err(broken("a file in memory is no memory of a device")),
     };
     let (device, own) = (device_of(uuid)?, OWN.lock().get(&name).map(|(range, _)| range.clone()));
     let mapping = match own.filter(|_| !kept) {
         Some(bytes) => DeviceMapping { device, bytes, slot: None },
-        None => mapping(device, called(segment, &name), &name, &way)?,
+        None => mapping(device, called(segment, &name), &name, &transport)?,
     };
     match mapping.bytes.len() >= nbytes {
         true => Ok(mapping),
@@ -328,8 +328,8 @@ pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>], kept: bool) -> Res
     }
 }
 
-fn mapping(device: Device, called: Vec<u8>, name: &Name, way: &Way) -> Result<DeviceMapping> {
-    let (slot, bytes) = OPENED.enter(called, (name, device), || sharing()?.open(device, way), close)?;
+fn mapping(device: Device, called: Vec<u8>, name: &Name, transport: &Transport) -> Result<DeviceMapping> {
+    let (slot, bytes) = OPENED.enter(called, (name, device), || sharing()?.open(device, transport), close)?;
     Ok(DeviceMapping { device, bytes, slot: Some(slot) })
 }
 

@@ -43,7 +43,7 @@
 //!
 //! Tensors on the host are copied once, into sealed memory of the system (`memfd_create`), whose descriptor goes
 //! through the socket. [`Writing`] says who may write to it. With the feature `cuda`, tensors on a GPU are shared in
-//! place where their allocator allows that ([`road`]), in stream order both ways; without it they are refused.
+//! place where their allocator allows that ([`transport`]), in stream order in both directions; without it they are refused.
 //!
 //! # Who may open
 //!
@@ -85,7 +85,7 @@ pub use importer::{Leases, Opened, StaysMapped, check, is_leasing, open};
 pub use line::while_waiting;
 pub use memory::Writing;
 pub use names::{About, Client, LISTED, Listed, Names, Watch, check_name};
-pub use parcel::{Parcel, Road, road};
+pub use parcel::{Parcel, Transport, transport};
 pub use publication::{Draft, Publication};
 pub use rooms::{Spec, allocate, empty, free};
 pub use settings::{Limits, Settings};

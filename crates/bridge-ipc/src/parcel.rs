@@ -59,7 +59,7 @@ bridge_core::debug_fields!(impl[] Parcel: writing, bytes);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Road {
+pub enum Transport {
     /// In place: it is memory of another process, which is passed on.
     Passed,
     /// In place, by a handle of the driver for the block of the allocator.
@@ -77,24 +77,24 @@ pub enum Road {
 /// # Errors
 ///
 /// Those of [`Adapter::export`] and [`check`](crate::check), and the driver's.
-pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, writing: Option<Writing>) -> Result<Road> {
+pub fn transport<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, writing: Option<Writing>) -> Result<Transport> {
     let exported = from.export(tensor)?;
     importer::check(&exported)?;
     let in_place = plan(&exported, Ipc::passing().profile(), &Options::default())? == Plan::ZeroCopy;
     Ok(match in_place {
-        false => Road::Copy,
+        false => Transport::Copy,
         true if importer::containing(&exported)
             .is_some_and(|(import, number)| is_passed(import.segment(number), writing)) =>
         {
-            Road::Passed
+            Transport::Passed
         }
         true => match device::shared(exported.device(), &exported.layout().hull(exported.data(), None)?)?
             .map(|shared| shared.segment)
         {
-            Some(Segment::Handle { .. }) => Road::Handle,
-            Some(Segment::Files { .. }) => Road::Files,
-            Some(Segment::Pool { .. }) => Road::Pool,
-            _ => Road::Copy,
+            Some(Segment::Handle { .. }) => Transport::Handle,
+            Some(Segment::Files { .. }) => Transport::Files,
+            Some(Segment::Pool { .. }) => Transport::Pool,
+            _ => Transport::Copy,
         },
     })
 }

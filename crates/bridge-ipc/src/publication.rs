@@ -411,7 +411,7 @@ impl Publication {
         Ok(None)
     }
 
-    /// Waits until no version is under way, at most for `time`. Returns the newest version; `None` after that time.
+    /// Waits until no version is pending, at most for `time`. Returns the newest version; `None` after that time.
     ///
     /// # Errors
     ///

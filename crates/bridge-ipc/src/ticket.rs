@@ -14,7 +14,7 @@ use subtle::ConstantTimeEq;
 pub const MAX_TICKET: usize = 512;
 
 /// The version of tickets and of messages.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The most letters of the description in a ticket.
 const MAX_ABOUT: usize = 120;
@@ -269,7 +269,7 @@ mod tests {
             ("{}", ErrorKind::Argument),
             ("[1]", ErrorKind::Argument),
             (&good[..good.len() - 1], ErrorKind::Argument),
-            (&good.replace("\"truebridge\":3", "\"truebridge\":2"), ErrorKind::Version),
+            (&good.replace("\"truebridge\":4", "\"truebridge\":2"), ErrorKind::Version),
             (&good.replace("/run", "run"), ErrorKind::Argument),
             (&good.replace("/run", "/r\\u0000un"), ErrorKind::Argument),
             (&good.replace("30313233", "3031323X"), ErrorKind::Argument),

@@ -159,7 +159,7 @@ impl Content {
 
 /// Memory that holds tensors, and how to open it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "road", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "transport", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Segment {
     /// A sealed file in memory: one descriptor.
     File { nbytes: usize, writing: Writing },

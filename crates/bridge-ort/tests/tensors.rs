@@ -168,7 +168,7 @@ fn strided_tensors_are_copied_once_into_memory_of_onnx_runtime() {
 }
 
 #[test]
-fn every_dtype_of_the_profile_crosses_both_ways() {
+fn every_dtype_of_the_profile_converts_in_both_directions() {
     let Some((ort, _guard)) = runtime() else { return };
     let dtypes = &ort.profile().dtypes;
     for dtype in [DType::BOOL, DType::UINT8, DType::INT64, DType::FLOAT16, DType::BFLOAT16, DType::FLOAT64] {

@@ -1,4 +1,4 @@
-//! The way into Python (`bridge-interpreter`) in the terms of pyo3.
+//! The path into Python (`bridge-interpreter`) in the terms of pyo3.
 
 use bridge_core::Lease;
 use bridge_interpreter::{Functions, Object};
@@ -83,7 +83,7 @@ pub fn drop_with_gil(lease: Lease) {
     bridge_interpreter::drop_with_gil(lease);
 }
 
-/// Refuses every interpreter but the main one. The way into Python leads into that one: a deleter that runs on a thread
+/// Refuses every interpreter but the main one. The path into Python leads into that one: a deleter that runs on a thread
 /// of a framework cannot know which interpreter an object belongs to.
 ///
 /// # Errors

@@ -210,7 +210,7 @@ def in_torch(case: Case) -> None:
 
 
 def gradients(case: Case) -> Subject:
-    """A program, run both ways."""
+    """A program, run in both directions."""
 
     def act(target: str, copy: bool | None) -> Any:
         (in_tensorflow if case["inside"] == "tensorflow" else in_torch)(case)

@@ -56,7 +56,7 @@ impl<'py> Keywords<'_, 'py> {
         Ok(unsafe { options.with_read_only(self.read_only) })
     }
 
-    /// Returns whether the caller wants the way through the host.
+    /// Returns whether the caller wants the path through the host.
     ///
     /// # Errors
     ///

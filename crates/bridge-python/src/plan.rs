@@ -71,7 +71,7 @@ impl Plan {
         Self { advice: Some(advice), ..self }
     }
 
-    /// Describes the way of `nbytes` bytes through the host, which are copied twice.
+    /// Describes the move of `nbytes` bytes through the host, which are copied twice.
     fn through_host(nbytes: usize, device: Device) -> Self {
         let (reason, copied_by) = (Some("via=\"host\"".into()), Some(CopiedBy::Move.to_string()));
         Self { reason, nbytes: 2 * nbytes, device: device.to_string(), copied_by, advice: None }

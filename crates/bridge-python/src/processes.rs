@@ -6,7 +6,7 @@ use crate::html::as_html;
 use crate::options::Keywords;
 use crate::{cross, options, trace};
 use bridge_core::{Adapter, DType, Error, ErrorKind, Failed, Options, Result};
-use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Road, Settings, Spec, Writing, process};
+use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Settings, Spec, Transport, Writing, process};
 use bridge_pyo3::{PyTensor, brief, brief_repr, brief_str, framework_error, with_gil};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -221,25 +221,25 @@ pub(crate) fn ipc_share<'py>(
     ticket.map(Ticket).map_err(|error| into_python(py, error))
 }
 
-/// Returns the name of the way in which a tensor's memory would leave the process.
+/// Returns the name of the transport by which a tensor's memory would leave the process.
 #[pyfunction]
-pub(crate) fn ipc_road(
+pub(crate) fn ipc_transport(
     py: Python<'_>,
     tensor: &PyTensor<'_>,
     writing: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<&'static str> {
-    let road = || {
+    let transport = || {
         not_a_capsule(tensor)?;
         let writing = writing.map(self::writing).transpose()?;
-        Ok(match bridge_ipc::road(&*source(tensor)?, tensor, writing)? {
-            Road::Passed => "passed",
-            Road::Handle => "handle",
-            Road::Files => "files",
-            Road::Pool => "pool",
+        Ok(match bridge_ipc::transport(&*source(tensor)?, tensor, writing)? {
+            Transport::Passed => "passed",
+            Transport::Handle => "handle",
+            Transport::Files => "files",
+            Transport::Pool => "pool",
             _ => "copy",
         })
     };
-    road().map_err(|error: Error| into_python(py, error))
+    transport().map_err(|error: Error| into_python(py, error))
 }
 
 /// Opens a ticket, for the framework named ``target``. Returns the tensors, and the text about their tree.
@@ -387,7 +387,7 @@ pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_ipc::while_waiting(handle_signals);
     module.add_class::<Ticket>()?;
     module.add_function(wrap_pyfunction!(ipc_share, module)?)?;
-    module.add_function(wrap_pyfunction!(ipc_road, module)?)?;
+    module.add_function(wrap_pyfunction!(ipc_transport, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_open, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_empty, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_revoke, module)?)?;

@@ -115,7 +115,7 @@ impl Publication {
         trace::call("copy", "ipc", update).map_err(|error| into_python(py, error))
     }
 
-    /// Waits until no version is under way. Returns the newest; `None` after `time` seconds.
+    /// Waits until no version is pending. Returns the newest; `None` after `time` seconds.
     fn settled(&self, time: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
         let py = time.py();
         let settled = seconds(time).and_then(|time| py.detach(|| self.publication.settled(time)));

@@ -1,4 +1,4 @@
-//! Containers of classes that keep their elements in their own way: made again, and read again to see that it worked.
+//! Containers of classes that keep their elements in their own method: made again, and read again to see that it worked.
 
 use crate::containers::{Contents, Kind, Step, is_builtin, stored};
 use crate::pytrees;

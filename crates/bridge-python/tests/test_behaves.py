@@ -112,7 +112,7 @@ for path in ("x.npy", "x.npz", "x.safetensors"):
     tb.load(f"{folder}/{{path}}", "torch")
 ticket = tb.share({{"a": array}})
 assert tb.open(pickle.loads(pickle.dumps(ticket)), "torch")["a"].shape == (2, 3)
-processes.road(array), processes.held(), tb.revoke(ticket)
+processes.transport(array), processes.held(), tb.revoke(ticket)
 with tb.serve("{folder}/names") as served, tb.connect("{folder}/names") as client:
     client.put("x", array)
     client.get("x", "torch"), client.list(), next(iter(client.watch("x"))), client.remove("x")

@@ -244,11 +244,11 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("make", [lambda: tb.to_torch(np.arange(4.0)), lambda: tb.to_numpy(torch.arange(4.0))])
-@pytest.mark.parametrize("way", COPIES)
-def test_a_copy_of_a_view_owns_its_memory(way: str, make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("method", COPIES)
+def test_a_copy_of_a_view_owns_its_memory(method: str, make: Callable[[], Any]) -> None:
     view = make()
     with_copy = tb.stats()["leased"]
-    own = COPIES[way](view)
+    own = COPIES[method](view)
     assert tb.stats()["leased"] == with_copy
     assert type(own) is type(view) and address(own) != address(view)
     own[0] = 7
@@ -281,8 +281,8 @@ def values() -> list[object]:
 
 def test_the_objects_of_the_package_are_values() -> None:
     for value in values():
-        for way in (copy.copy, *COPIES.values()):
-            again = way(value)
+        for method in (copy.copy, *COPIES.values()):
+            again = method(value)
             assert type(again) is type(value)
             if isinstance(value, tb.BridgeError):
                 assert (again.kind, again.args) == (value.kind, value.args)

@@ -220,7 +220,7 @@ def test_moves_on_a_gpu(tmp_path: Path) -> None:
 FEW = ["--device", "cpu", "--count", "50", "--nbytes", "300", "--width", "16", "--rounds", "1"]
 
 
-def test_a_row_for_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_for_each_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PART", 0.0)
     monkeypatch.setattr(pieces, "CALL", float("inf"))
     monkeypatch.setattr(pieces, "PREPARED", float("inf"))
@@ -238,7 +238,7 @@ def test_a_row_for_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_row_for_each_way_between_memories(direction: str) -> None:
+def test_a_row_for_each_method_between_memories(direction: str) -> None:
     rows = pieces.between(direction, "cpu", 20, 1)
     assert {row.way for row in rows} == {"plain", "ours", "prepared", "loop"}
     assert all(row.count == 20 and 20 * pieces.SHORTEST <= row.nbytes <= 20 * pieces.LONGEST for row in rows)
@@ -323,7 +323,7 @@ def test_the_bars_are_parts_of_what_small_pages_take(faults: int, cpu: float, pa
 # The bench of the keeper runs on the host, and its report has every way.
 
 
-def test_every_way_is_measured_and_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_method_is_measured_and_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keeper.main(["--device", "cpu", "--sizes", "1,2", "--rounds", "1", "--report", str(tmp_path)])
     rows = json.loads((tmp_path / "bench_keeper.json").read_text(encoding="utf-8"))["rows"]
     assert {(row["what"], row["mib"]) for row in rows} == {
@@ -336,7 +336,7 @@ def test_every_way_is_measured_and_right(tmp_path: Path, capsys: pytest.CaptureF
 # The bench of updates runs on the host, and every way brings the weights that the trainer has.
 
 
-def test_every_way_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_method_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert updates.main(["--device", "cpu", "--rounds", "3", "--report", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "bench_updates.json").read_text(encoding="utf-8"))["rows"]
     assert [row["what"] for row in rows] == ["published", "in place", "plain"]
@@ -344,7 +344,7 @@ def test_every_way_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "MISSED" not in capsys.readouterr().out
 
 
-# The benches of the four ways and of training run on the host, check what they measure, and judge on devices.
+# The benches of the four paths and of training run on the host, check what they measure, and judge on devices.
 
 
 TENSORFLOW1 = bool(os.environ.get("TRUEBRIDGE_TENSORFLOW1"))
@@ -363,7 +363,7 @@ def run_bench(bench: str, folder: Path, *options: str) -> tuple[Any, str]:
     return json.loads((folder / f"{bench}.json").read_text()), table
 
 
-def test_the_ways_are_measured_side_by_side(tmp_path: Path) -> None:
+def test_the_paths_are_measured_side_by_side(tmp_path: Path) -> None:
     report, table = run_bench("bench_ways", tmp_path, "--sizes=0.25", "--rounds=1", f"--folder={tmp_path}")
     rows = {(row["source"], row["target"], row["way"]): row for row in report["rows"]}
     for pair in (("torch", "tensorflow"), ("tensorflow", "torch")):
@@ -379,7 +379,7 @@ def test_the_ways_are_measured_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_ways_are_measured_on_a_gpu(tmp_path: Path) -> None:
+def test_the_paths_are_measured_on_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     report, _ = run_bench("bench_ways", tmp_path, "--device=cuda:0", "--sizes=1", "--rounds=1", f"--folder={tmp_path}")
     rows = {(row["source"], row["target"], row["way"]): row for row in report["rows"]}

@@ -249,9 +249,9 @@ def test_a_view_dropped_in_a_capture_that_it_took_no_part_in_comes_back_after_it
     assert (after["leaked"], after["pending"]) == (before["leaked"], before["pending"])
 
 
-@pytest.mark.parametrize("way", ["torch → cupy", "cupy → torch", "cupy → cupy"])
+@pytest.mark.parametrize("method", ["torch → cupy", "cupy → torch", "cupy → cupy"])
 @pytest.mark.parametrize("captured", ["blocking", "non-blocking", "per-thread"])
-def test_a_view_dropped_in_a_capture_of_any_kind_of_stream_comes_back_after_it(captured: str, way: str) -> None:
+def test_a_view_dropped_in_a_capture_of_any_kind_of_stream_comes_back_after_it(captured: str, method: str) -> None:
     """CUDA forbids the legacy stream, and questions about it, while a blocking stream is captured."""
     streams = {
         "blocking": cupy.cuda.Stream,
@@ -263,9 +263,9 @@ def test_a_view_dropped_in_a_capture_of_any_kind_of_stream_comes_back_after_it(c
     torch.cuda.synchronize()
     before = settled()
     with side:
-        if way == "torch → cupy":
+        if method == "torch → cupy":
             view = tb.to_cupy(torch.ones(1 << 20, device="cuda"))
-        elif way == "cupy → torch":
+        elif method == "cupy → torch":
             view = tb.to_torch(cupy.ones(1 << 20))
         else:
             view = tb.to_cupy(tb.to_torch(cupy.ones(1 << 20)))

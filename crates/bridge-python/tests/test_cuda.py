@@ -30,7 +30,7 @@ def settled() -> dict[str, int]:
     return memory.settled()
 
 
-def test_both_ways_and_back_is_the_same_memory() -> None:
+def test_there_and_back_is_the_same_memory() -> None:
     tensor = torch.arange(12.0, device="cuda").reshape(3, 4)
     array = tb.to_cupy(tensor.T, copy=False)
     assert (array.data.ptr, array.shape, array.strides) == (tensor.data_ptr(), (4, 3), (4, 16))
@@ -192,7 +192,7 @@ def test_memory_comes_back_to_the_baseline() -> None:
 
 
 @pytest.mark.parametrize("last", ["del view", "keep = view", "import sys; sys.keep = view"])
-def test_a_process_ends_with_work_under_way(last: str) -> None:
+def test_a_process_ends_with_pending_work(last: str) -> None:
     code = f"""
 import torch, cupy, truebridge as tb
 side = cupy.cuda.Stream(non_blocking=True)
@@ -332,8 +332,8 @@ def test_the_reader_of_a_tree_waits_for_every_writer() -> None:
         assert totals == [value * LENGTH] * 16
 
 
-@pytest.mark.parametrize("way", ["together", "one by one"])
-def test_the_memory_of_a_tree_is_not_reused_early(way: str) -> None:
+@pytest.mark.parametrize("method", ["together", "one by one"])
+def test_the_memory_of_a_tree_is_not_reused_early(method: str) -> None:
     leaked = settled()["leaked"]
     reader = cupy.cuda.Stream(non_blocking=True)
     for value in range(20):
@@ -344,7 +344,7 @@ def test_the_memory_of_a_tree_is_not_reused_early(way: str) -> None:
             spin(20_000_000)
             reads = [view.copy() for view in views]
             junk = []
-            if way == "together":
+            if method == "together":
                 views.clear()
             while views:
                 views.pop()

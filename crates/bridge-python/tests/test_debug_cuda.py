@@ -77,8 +77,8 @@ def test_a_tensor_that_another_stream_still_writes_is_found_every_time() -> None
             del view
 
 
-@pytest.mark.parametrize("way", ["wait_stream", "current stream", "synchronize", "event"])
-def test_a_right_program_is_never_found(way: str) -> None:
+@pytest.mark.parametrize("method", ["wait_stream", "current stream", "synchronize", "event"])
+def test_a_right_program_is_never_found(method: str) -> None:
     side = torch.cuda.Stream()
     with tb.debug() as debug:
         with torch.cuda.stream(side):
@@ -90,15 +90,15 @@ def test_a_right_program_is_never_found(way: str) -> None:
             with torch.cuda.stream(side):
                 torch.cuda._sleep(CYCLES // 10)
                 shared.fill_(2)
-                if way == "current stream":
+                if method == "current stream":
                     view = tb.to_cupy(shared)
-            if way == "wait_stream":
+            if method == "wait_stream":
                 torch.cuda.current_stream().wait_stream(side)
-            if way == "event":
+            if method == "event":
                 torch.cuda.current_stream().wait_event(side.record_event())
-            if way == "synchronize":
+            if method == "synchronize":
                 side.synchronize()
-            if way != "current stream":
+            if method != "current stream":
                 view = tb.to_cupy(shared)
             assert float(view.sum()) == 2 * LENGTH
             del view, shared

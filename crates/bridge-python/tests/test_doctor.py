@@ -80,7 +80,7 @@ def only(report: Any, kind: str, subject: str) -> str:
     return f"{found.text} {found.advice}"
 
 
-def test_a_machine_without_a_gpu_has_nothing_in_the_way() -> None:
+def test_a_machine_without_a_gpu_has_no_findings() -> None:
     code = """
         import sys, truebridge as tb
         report = tb.doctor()
@@ -104,17 +104,17 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_matrix_says_what_convert_does() -> None:
     torch, np = pytest.importorskip("torch"), pytest.importorskip("numpy")
-    ways = {(pair.source, pair.target): pair for pair in tb.matrix().pairs if pair.device == "cpu"}
-    assert ways["torch", "numpy"].way == ways["numpy", "torch"].way == "in place"
+    methods = {(pair.source, pair.target): pair for pair in tb.matrix().pairs if pair.device == "cpu"}
+    assert methods["torch", "numpy"].method == methods["numpy", "torch"].method == "in place"
     tensor = torch.zeros(64)
     assert np.shares_memory(tb.to_numpy(tensor, copy=False), tensor.numpy())
-    assert ways["torch", "numpy"].reason is None
-    if ("numpy", "tensorflow") in ways:
+    assert methods["torch", "numpy"].reason is None
+    if ("numpy", "tensorflow") in methods:
         # Whatever address NumPy has chosen: the plan is for one that fits, and says so.
-        pair = ways["numpy", "tensorflow"]
-        assert pair.way == "in place" and pair.reason is not None
+        pair = methods["numpy", "tensorflow"]
+        assert pair.method == "in place" and pair.reason is not None
         assert "aligned to 64 bytes" in pair.reason and "NumPy's own usually is not" in pair.reason
-        assert ways["torch", "tensorflow"].reason is None
+        assert methods["torch", "tensorflow"].reason is None
 
 
 BROKEN = {
@@ -284,7 +284,7 @@ ON_GPUS: dict[str, tuple[dict[str, dict[str, Any]], str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", ON_GPUS)
-def test_what_stands_in_the_way_on_a_gpu_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_on_a_gpu(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes, kind, subject, words = ON_GPUS[case]
     printing(monkeypatch, **changes)
     report = tb.doctor()
@@ -375,7 +375,7 @@ def test_an_interrupt_ends_the_processes(faked: Path, monkeypatch: pytest.Monkey
 def test_the_commands(
     command: str, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = {"source": "torch", "target": "cupy", "device": "cuda:0", "way": "refused", "reason": "no memory"}
+    pair = {"source": "torch", "target": "cupy", "device": "cuda:0", "method": "refused", "reason": "no memory"}
     printing(monkeypatch, pairs={"pairs": [pair]}, torch={"build": "CPU", "devices": 0})
     status = __main__.main([command, *["--json"] * as_json])
     assert status == (1 if command == "doctor" else 0)
@@ -418,7 +418,7 @@ def test_a_gpu_that_is_there_is_found() -> None:
     assert report.gpus[0].name == torch.cuda.get_device_name(0)
     assert report.gpus[0].capability == torch.cuda.get_device_capability(0)
     assert not {"build", "no_cuda", "driver", "crash", "hang", "broken"} & set(kinds(report)), str(report)
-    ways = {(pair.source, pair.target): pair.way for pair in report.matrix.pairs if pair.device == "cuda:0"}
+    methods = {(pair.source, pair.target): pair.method for pair in report.matrix.pairs if pair.device == "cuda:0"}
     if "cupy" in [framework.name for framework in report.frameworks]:
-        assert ways["torch", "cupy"] == ways["cupy", "torch"] == "in place"
-    assert ways["torch", "numpy"] == "refused"
+        assert methods["torch", "cupy"] == methods["cupy", "torch"] == "in place"
+    assert methods["torch", "numpy"] == "refused"

@@ -73,24 +73,24 @@ def sides() -> tuple[_frameworks.Side, _frameworks.Side]:
     return _frameworks.ALL["torch"].side(torch, None), _frameworks.ALL["numpy"].side(np, None)
 
 
-def test_the_ways_return_the_elements() -> None:
+def test_the_methods_return_the_elements() -> None:
     pair = _measure.Pair("torch", "numpy", "cpu", sides())
     values = _measure._values((8, 4))
     tensor = pair.sides[0].of_host(aligned(values))
     for kind in _measure.KINDS.values():
-        for way, (call, side) in kind.ways(pair).items():
+        for method, (call, side) in kind.methods(pair).items():
             result = side.to_host(call(tensor))
             right = values.T if kind.copies else values
-            assert result.tobytes() == right.tobytes(), way
+            assert result.tobytes() == right.tobytes(), method
             shares = np.shares_memory(result, tensor.numpy())
-            assert shares != kind.copies, way
+            assert shares != kind.copies, method
 
 
 def test_every_element_of_the_values_differs() -> None:
     assert len(set(_measure._values((64, 32)).view(np.int32).ravel().tolist())) == 64 * 32
 
 
-def test_a_way_with_other_elements_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_with_other_elements_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = _measure.Pair("torch", "numpy", "cpu", sides())
 
     def wrong(pair: Any) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def test_a_way_with_other_elements_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         _measure._rows(kind, [pair], 0.01, lambda share: None)
 
 
-def test_a_way_that_fails_has_no_figure() -> None:
+def test_a_method_that_fails_has_no_figure() -> None:
     pair = _measure.Pair("torch", "numpy", "cpu", sides())
 
     def failing(pair: Any) -> dict[str, Any]:

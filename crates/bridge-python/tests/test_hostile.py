@@ -122,7 +122,7 @@ def test_a_producer_that_converts_itself_ends_at_once(depth: int, end: Callable[
         seen = seen.__cause__
 
 
-def test_other_ways_of_converting_oneself_end_as_well() -> None:
+def test_other_conversions_of_oneself_end_as_well() -> None:
     class Interface:
         @property
         def __array_interface__(self) -> object:

@@ -1,4 +1,4 @@
-"""JAX on the host: both ways in place, what waits, what is released when, and what is refused."""
+"""JAX on the host: conversions in place in both directions, what waits, what is released when, and what is refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def outstanding() -> int:
     return int(stats["leased"] - stats["released"])
 
 
-def test_an_array_crosses_in_place_both_ways() -> None:
+def test_an_array_converts_in_place_in_both_directions() -> None:
     x = jnp.arange(12.0).reshape(3, 4)
     view = tb.to_numpy(x, copy=False)
     assert view.ctypes.data == x.unsafe_buffer_pointer() and view.tolist() == x.tolist()

@@ -51,7 +51,7 @@ READ: dict[str, Callable[[Any], Any]] = {
 }
 PLACES = {"torch": ("cpu", "cuda:0"), "cupy": ("cuda:0",), "numpy": ("cpu",), "tensorflow": ("cpu", "cuda:0")}
 ENDS = [(name, place) for name, places in PLACES.items() for place in places]
-WAYS = [(source, target) for source, target in itertools.product(ENDS, ENDS) if source[1] != target[1]]
+DIRECTIONS = [(source, target) for source, target in itertools.product(ENDS, ENDS) if source[1] != target[1]]
 
 
 def numbers(shape: Any, dtype: str, seed: int = 1) -> Any:
@@ -77,8 +77,8 @@ def side() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("source", "target"), WAYS)
-def test_every_way_and_dtype(source: tuple[str, str], target: tuple[str, str], dtype: str) -> None:
+@pytest.mark.parametrize(("source", "target"), DIRECTIONS)
+def test_every_direction_and_dtype(source: tuple[str, str], target: tuple[str, str], dtype: str) -> None:
     array = numbers((37, 53), dtype)
     tensor = MAKE[source[0]](array, source[1])
     plan = tb.plan(tensor, target[0], device=target[1])
@@ -90,8 +90,8 @@ def test_every_way_and_dtype(source: tuple[str, str], target: tuple[str, str], d
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (LONG,), (3, LONG)])
-@pytest.mark.parametrize(("source", "target"), WAYS)
-def test_every_way_and_length(source: tuple[str, str], target: tuple[str, str], shape: Any) -> None:
+@pytest.mark.parametrize(("source", "target"), DIRECTIONS)
+def test_every_direction_and_length(source: tuple[str, str], target: tuple[str, str], shape: Any) -> None:
     array = numbers(shape, "uint8")
     result = tb.convert(MAKE[source[0]](array, source[1]), target[0], device=target[1])
     values = READ[target[0]](result)
@@ -99,7 +99,7 @@ def test_every_way_and_length(source: tuple[str, str], target: tuple[str, str], 
     assert values.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize(("source", "target"), WAYS)
+@pytest.mark.parametrize(("source", "target"), DIRECTIONS)
 def test_nothing_moves_unless_asked(source: tuple[str, str], target: tuple[str, str]) -> None:
     tensor = MAKE[source[0]](numbers((5,), "float32"), source[1])
     for call in (tb.convert, tb.plan):
@@ -117,7 +117,9 @@ STRIDED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("view", STRIDED)
-@pytest.mark.parametrize(("source", "target"), [way for way in WAYS if way[0][0] != "tensorflow"])
+@pytest.mark.parametrize(
+    ("source", "target"), [direction for direction in DIRECTIONS if direction[0][0] != "tensorflow"]
+)
 def test_strided_sources(source: tuple[str, str], target: tuple[str, str], view: str) -> None:
     array = numbers((300, 411), "float32")
     tensor = STRIDED[view](MAKE[source[0]](array, source[1]))
@@ -143,7 +145,7 @@ def test_deferred_conjugation_and_negation(dtype: str) -> None:
     assert np.array_equal(tb.to_cupy(up.conj().imag, device="cuda:0").get(), array.conj().imag)
 
 
-def test_an_order_and_a_permutation_on_the_way() -> None:
+def test_a_move_with_an_order_and_a_permutation() -> None:
     array = numbers((6, 7, 8), "float32")
     result = tb.to_cupy(array, device="cuda:0", order="F", permute=(2, 0, 1))
     assert result.flags.f_contiguous
@@ -155,7 +157,7 @@ def test_an_order_and_a_permutation_on_the_way() -> None:
 
 @pytest.mark.parametrize("target", ["torch", "cupy", "tensorflow"])
 @pytest.mark.parametrize("source", ["torch", "cupy", "tensorflow"])
-def test_a_way_through_the_host_leads_back(source: str, target: str) -> None:
+def test_a_move_through_the_host_and_back(source: str, target: str) -> None:
     expected = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     x = MAKE[source](expected, "cuda:0")
     plan = tb.plan(x, target, via="host")
@@ -185,7 +187,7 @@ def test_the_result_has_memory_of_its_own() -> None:
     assert tb.to_torch(array, device="cuda:0").sum(dtype=torch.int64).item() == array_before.sum(dtype=np.int64)
 
 
-def test_pinned_memory_moves_both_ways() -> None:
+def test_pinned_memory_moves_in_both_directions() -> None:
     for nbytes in (1000, LONG, 4 * LONG):
         array = numbers((nbytes,), "uint8")
         pinned = torch.from_numpy(array).pin_memory()

@@ -25,7 +25,7 @@ from casting import CASTS, DTYPES, bits, cast, numbers, pair, same, view  # noqa
 LATE = 10_000_000
 ROUNDS = 20
 UP, DOWN = ("cpu", "cuda"), ("cuda", "cpu")
-WAYS = [UP, DOWN]
+DIRECTIONS = [UP, DOWN]
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
 ACROSS = ("cuda:0", "cuda:1")
 KINDS = [torch.uint8, torch.int16, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]
@@ -48,7 +48,7 @@ def spread(random: np.random.Generator, shape: list[int], kind: Any, device: str
     return placed.expand(shape)
 
 
-def piece(random: np.random.Generator, way: tuple[str, str]) -> tuple[Any, Any]:
+def piece(random: np.random.Generator, direction: tuple[str, str]) -> tuple[Any, Any]:
     """Return a source and a target of one shape: small, mostly, and now and then too large to be packed."""
     kind = KINDS[int(random.integers(len(KINDS)))]
     shape = [int(length) for length in random.integers(0, 30, random.integers(0, 4))]
@@ -56,7 +56,7 @@ def piece(random: np.random.Generator, way: tuple[str, str]) -> tuple[Any, Any]:
         shape[-1] = int(random.integers(100, 3000))
     if random.random() < 0.02:
         shape = [3, 700_001]
-    return spread(random, shape, kind, way[0], True), spread(random, shape, kind, way[1], False)
+    return spread(random, shape, kind, direction[0], True), spread(random, shape, kind, direction[1], False)
 
 
 def base(tensor: Any) -> Any:
@@ -82,20 +82,20 @@ def checked(pairs: list[tuple[Any, Any]], *, again: int = 1) -> None:
         assert torch.equal(base(target), wanted), said
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 400])
 @pytest.mark.parametrize("seed", range(8))
-def test_any_tree_is_copied_as_pytorch_copies_it(seed: int, count: int, way: tuple[str, str]) -> None:
+def test_any_tree_is_copied_as_pytorch_copies_it(seed: int, count: int, direction: tuple[str, str]) -> None:
     random = np.random.default_rng([seed, count])
-    checked([piece(random, way) for _ in range(count)], again=2)
+    checked([piece(random, direction) for _ in range(count)], again=2)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_pending_operations_are_applied(way: tuple[str, str]) -> None:
-    sources = [torch.randn(33, 65, dtype=torch.complex64, device=way[0]).conj() for _ in range(10)]
-    sources += [torch.randn(100, dtype=torch.complex128, device=way[0]).conj().imag for _ in range(10)]
-    sources += [torch.randn(100, dtype=torch.complex64, device=way[0]) for _ in range(10)]
-    checked([(source, torch.zeros(source.shape, dtype=source.dtype, device=way[1])) for source in sources])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_pending_operations_are_applied(direction: tuple[str, str]) -> None:
+    sources = [torch.randn(33, 65, dtype=torch.complex64, device=direction[0]).conj() for _ in range(10)]
+    sources += [torch.randn(100, dtype=torch.complex128, device=direction[0]).conj().imag for _ in range(10)]
+    sources += [torch.randn(100, dtype=torch.complex64, device=direction[0]) for _ in range(10)]
+    checked([(source, torch.zeros(source.shape, dtype=source.dtype, device=direction[1])) for source in sources])
 
 
 def test_the_frameworks_of_both_sides_are_any() -> None:
@@ -115,12 +115,14 @@ def test_the_frameworks_of_both_sides_are_any() -> None:
             np.testing.assert_array_equal(np.asarray(tb.to_numpy(other, device="cpu")), array)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_more_than_a_block(way: tuple[str, str]) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_more_than_a_block(direction: tuple[str, str]) -> None:
     """700 tensors of 300 KB are 210 MB: two blocks. Others are larger than one."""
-    sources = [torch.randint(0, 256, (300_000 + index,), dtype=torch.uint8, device=way[0]) for index in range(700)]
-    sources[5] = torch.randint(0, 256, (200_000_003,), dtype=torch.uint8, device=way[0])
-    targets = [torch.zeros(source.shape, dtype=torch.uint8, device=way[1]) for source in sources]
+    sources = [
+        torch.randint(0, 256, (300_000 + index,), dtype=torch.uint8, device=direction[0]) for index in range(700)
+    ]
+    sources[5] = torch.randint(0, 256, (200_000_003,), dtype=torch.uint8, device=direction[0])
+    targets = [torch.zeros(source.shape, dtype=torch.uint8, device=direction[1]) for source in sources]
     for _ in range(2):
         tb.copy(sources, out=targets)
         for source, target in zip(sources, targets, strict=True):
@@ -131,14 +133,14 @@ def test_more_than_a_block(way: tuple[str, str]) -> None:
 # --- casts
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("count", [1, 20])
 @pytest.mark.parametrize(("source", "to"), CASTS)
-def test_every_number_is_cast_as_pytorch_casts_it(source: str, to: str, count: int, way: tuple[str, str]) -> None:
+def test_every_number_is_cast_as_pytorch_casts_it(source: str, to: str, count: int, direction: tuple[str, str]) -> None:
     values = numbers(source, np.random.default_rng(1))
     parts = list(values.tensor_split(count))
-    sources = [part.to(way[0]) for part in parts]
-    targets = [torch.zeros(part.shape, dtype=DTYPES[to], device=way[1]) for part in parts]
+    sources = [part.to(direction[0]) for part in parts]
+    targets = [torch.zeros(part.shape, dtype=DTYPES[to], device=direction[1]) for part in parts]
     if count == 1:
         tb.copy(sources[0], out=targets[0], dtype=to)
     else:
@@ -146,18 +148,21 @@ def test_every_number_is_cast_as_pytorch_casts_it(source: str, to: str, count: i
     same(torch.cat([bits(target.cpu()) for target in targets]).view(DTYPES[to]), values.to(DTYPES[to]))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 200])
 @pytest.mark.parametrize("seed", range(6))
-def test_any_trees_are_cast(seed: int, count: int, way: tuple[str, str]) -> None:
+def test_any_trees_are_cast(seed: int, count: int, direction: tuple[str, str]) -> None:
     random = np.random.default_rng([seed, count])
     to = list(DTYPES)[seed]
     pairs = []
     for _ in range(count):
-        source, target = pair(random, to, way[0])
-        pairs.append((source, view(random, list(target.shape), to, way[1])))
+        source, target = pair(random, to, direction[0])
+        pairs.append((source, view(random, list(target.shape), to, direction[1])))
     # Others beside them, which are copied.
-    integers = torch.randint(0, 100, (33, 65), device=way[0]), torch.zeros(33, 65, dtype=torch.int64, device=way[1])
+    integers = (
+        torch.randint(0, 100, (33, 65), device=direction[0]),
+        torch.zeros(33, 65, dtype=torch.int64, device=direction[1]),
+    )
     both = [*pairs, integers]
     tb.copy([source for source, _ in both], out=[target for _, target in both], dtype=to)
     for source, target in pairs:
@@ -165,15 +170,15 @@ def test_any_trees_are_cast(seed: int, count: int, way: tuple[str, str]) -> None
     assert torch.equal(integers[0].cpu(), integers[1].cpu())
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_large_tensors_are_cast_on_their_way(way: tuple[str, str]) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_large_tensors_are_cast_in_the_move(direction: tuple[str, str]) -> None:
     for turned in (False, True):
-        source = torch.randn(3001, 2003, device=way[0])
+        source = torch.randn(3001, 2003, device=direction[0])
         source = source.t() if turned else source
-        target = torch.zeros(source.shape, dtype=torch.bfloat16, device=way[1])
+        target = torch.zeros(source.shape, dtype=torch.bfloat16, device=direction[1])
         tb.copy(source, out=target, dtype="bfloat16")
         assert torch.equal(target.cpu(), source.cpu().bfloat16())
-        back = torch.zeros(source.shape, device=way[0])
+        back = torch.zeros(source.shape, device=direction[0])
         tb.copy(target, out=back, dtype="float32")
         assert torch.equal(back.cpu(), target.cpu().float())
 
@@ -183,11 +188,11 @@ def test_large_tensors_are_cast_on_their_way(way: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_copier_moves_again_in_any_stream(way: tuple[str, str], dtype: Any, check: bool) -> None:
-    sources = [torch.zeros(100 + index, device=way[0]) for index in range(50)]
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_copier_moves_again_in_any_stream(direction: tuple[str, str], dtype: Any, check: bool) -> None:
+    sources = [torch.zeros(100 + index, device=direction[0]) for index in range(50)]
     kind = DTYPES[dtype] if dtype else torch.float32
-    targets = [torch.zeros(source.shape, dtype=kind, device=way[1]) for source in sources]
+    targets = [torch.zeros(source.shape, dtype=kind, device=direction[1]) for source in sources]
     update = tb.copier(sources, out=targets, dtype=dtype, check=check)
     for value in range(1, 1 + ROUNDS):
         stream = torch.cuda.Stream()
@@ -203,11 +208,11 @@ def test_a_copier_moves_again_in_any_stream(way: tuple[str, str], dtype: Any, ch
         assert all(bool((copy == value).all()) for copy in seen)
 
 
-def test_a_copier_of_both_ways_and_of_copies_in_place() -> None:
+def test_a_copier_of_both_directions_and_of_copies_in_place() -> None:
     random = np.random.default_rng(1)
     sources = {"up": [], "down": [], "there": [], "here": []}
     targets: dict[str, list[Any]] = {name: [] for name in sources}
-    for name, (here, there) in zip(sources, [*WAYS, ("cuda", "cuda"), ("cpu", "cpu")], strict=True):
+    for name, (here, there) in zip(sources, [*DIRECTIONS, ("cuda", "cuda"), ("cpu", "cpu")], strict=True):
         for index in range(20):
             sources[name].append(torch.from_numpy(random.random((index + 1, 77), np.float32)).to(here))
             targets[name].append(torch.zeros(77, index + 1, device=there).t())
@@ -272,7 +277,7 @@ def test_the_sources_on_the_host_may_be_overwritten_at_once() -> None:
     assert late, "the kernel is too short for this test"
 
 
-def test_the_host_does_not_wait_on_the_way_up() -> None:
+def test_the_host_does_not_wait_for_a_move_to_the_device() -> None:
     """For a tree that fits into the staging buffers."""
     sources = [np.ones(1000 + index, np.float32) for index in range(100)]
     targets = [torch.zeros(source.shape, device="cuda") for source in sources]
@@ -285,7 +290,7 @@ def test_the_host_does_not_wait_on_the_way_up() -> None:
     torch.cuda.synchronize()
 
 
-def test_the_way_down_waits_for_the_producer() -> None:
+def test_a_move_to_the_host_waits_for_the_producer() -> None:
     writer = torch.cuda.Stream()
     sources = [torch.zeros(257 + index, device="cuda") for index in range(300)]
     targets = [np.zeros(257 + index, np.float32) for index in range(300)]
@@ -315,12 +320,12 @@ def test_blocks_and_staging_are_not_used_again_too_early() -> None:
             assert all(bool((target == value).all()) for target in targets), value
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_tree_is_few_copies_and_few_kernels(way: tuple[str, str]) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_tree_is_few_copies_and_few_kernels(direction: tuple[str, str]) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    sources = [torch.rand(1000 + 7 * index, device=way[0]) for index in range(2000)]
-    targets = [torch.zeros(source.shape, device=way[1]) for source in sources]
+    sources = [torch.rand(1000 + 7 * index, device=direction[0]) for index in range(2000)]
+    targets = [torch.zeros(source.shape, device=direction[1]) for source in sources]
     tb.copy(sources, out=targets)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -412,10 +417,10 @@ def test_the_streams_of_two_devices_wait_for_each_other(prepared: bool) -> None:
 # --- errors, progress, memory
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_one_that_does_not_fit_keeps_all_from_being_written(way: tuple[str, str]) -> None:
-    sources = [torch.ones(10 + index, device=way[0]) for index in range(20)]
-    targets = [torch.zeros(10 + index + (index == 13), device=way[1]) for index in range(20)]
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_one_that_does_not_fit_keeps_all_from_being_written(direction: tuple[str, str]) -> None:
+    sources = [torch.ones(10 + index, device=direction[0]) for index in range(20)]
+    targets = [torch.zeros(10 + index + (index == 13), device=direction[1]) for index in range(20)]
     for make in (tb.copy, tb.copier):
         with pytest.raises(tb.BridgeError, match=r"tree\[13\]"):
             make(sources, out=targets)
@@ -424,10 +429,10 @@ def test_one_that_does_not_fit_keeps_all_from_being_written(way: tuple[str, str]
     assert not any(bool(target.any()) for target in targets)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_captured_stream_moves_nothing(way: tuple[str, str]) -> None:
-    sources = [torch.ones(10 + index, device=way[0]) for index in range(20)]
-    targets = [torch.zeros(10 + index, device=way[1]) for index in range(20)]
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_captured_stream_moves_nothing(direction: tuple[str, str]) -> None:
+    sources = [torch.ones(10 + index, device=direction[0]) for index in range(20)]
+    targets = [torch.zeros(10 + index, device=direction[1]) for index in range(20)]
     update = tb.copier(sources, out=targets)
     graph, kept = torch.cuda.CUDAGraph(), torch.ones(5, device="cuda")
     with torch.cuda.graph(graph):
@@ -444,16 +449,16 @@ def test_a_captured_stream_moves_nothing(way: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-@pytest.mark.parametrize("way", WAYS)
-def test_progress_has_one_total_and_an_exception_ends_it(way: tuple[str, str], dtype: Any) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_progress_has_one_total_and_an_exception_ends_it(direction: tuple[str, str], dtype: Any) -> None:
     class Enough(Exception):
         """Of a user."""
 
-    sources = [torch.ones(100_000, device=way[0]) for _ in range(3000)]
-    sources.append(torch.ones(50_000_000, device=way[0]))
+    sources = [torch.ones(100_000, device=direction[0]) for _ in range(3000)]
+    sources.append(torch.ones(50_000_000, device=direction[0]))
     kind = DTYPES[dtype] if dtype else torch.float32
-    targets = [torch.zeros(source.shape, dtype=kind, device=way[1]) for source in sources]
-    itemsize = 4 if way == UP else targets[0].element_size()
+    targets = [torch.zeros(source.shape, dtype=kind, device=direction[1]) for source in sources]
+    itemsize = 4 if direction == UP else targets[0].element_size()
     total = itemsize * sum(source.numel() for source in sources)
     told: list[tuple[float, float]] = []
     tb.copy(sources, out=targets, dtype=dtype, progress=lambda done, total: told.append((done, total)))
@@ -476,11 +481,11 @@ def test_progress_has_one_total_and_an_exception_ends_it(way: tuple[str, str], d
     assert all(bool((target == 1).all()) for target in targets)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_left_of_many_trees(way: tuple[str, str]) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_nothing_is_left_of_many_trees(direction: tuple[str, str]) -> None:
     before = tb.stats()
-    sources = list(torch.rand(10_000, 64, device=way[0]).unbind())
-    targets = list(torch.zeros(10_000, 64, device=way[1]).unbind())
+    sources = list(torch.rand(10_000, 64, device=direction[0]).unbind())
+    targets = list(torch.zeros(10_000, 64, device=direction[1]).unbind())
     tb.copy(sources, out=targets)
     torch.cuda.synchronize()
     free = torch.cuda.mem_get_info()[0]

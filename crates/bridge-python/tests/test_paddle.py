@@ -1,4 +1,4 @@
-"""PaddlePaddle on the host: both ways in place, what keeps memory and what releases it, and what is refused."""
+"""PaddlePaddle on the host: in place in both directions, what keeps memory, what releases it, what is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
 
 
-def test_a_tensor_crosses_in_place_both_ways() -> None:
+def test_a_tensor_converts_in_place_in_both_directions() -> None:
     x = paddle.arange(12, dtype="float32").reshape([3, 4])
     view = tb.to_numpy(x, copy=False)
     assert view.ctypes.data == x.data_ptr() and view.tolist() == x.tolist()

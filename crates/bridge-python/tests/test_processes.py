@@ -383,12 +383,12 @@ def test_users_accept_each_other(users: str, seen: str) -> None:
 
 @pytest.mark.parametrize("opened", ["private", "never", "shared"])
 @pytest.mark.parametrize("writing", [None, "private", "never", "shared"])
-def test_the_road_tells_what_share_does(opened: Any, writing: Any) -> None:
+def test_the_transport_is_what_share_does(opened: Any, writing: Any) -> None:
     ticket = tb.share(np.arange(4.0), writing=opened)
     y = tb.open(ticket, "numpy")
     copied = processes.held()["nbytes"]
     again = tb.share(y, writing=writing)
-    assert (processes.road(y, writing=writing) == "copy") == (processes.held()["nbytes"] > copied)
+    assert (processes.transport(y, writing=writing) == "copy") == (processes.held()["nbytes"] > copied)
     for one in (ticket, again):
         tb.revoke(one)
 
@@ -406,7 +406,7 @@ def test_what_was_revoked_is_not_shared_again() -> None:
         return False
 
     wait_until(is_gone)
-    for call in (tb.share, processes.road, lambda view: tb.share([np.ones(1), view]), tb.to_torch):
+    for call in (tb.share, processes.transport, lambda view: tb.share([np.ones(1), view]), tb.to_torch):
         with pytest.raises(tb.BridgeConnectionError) as raised:
             call(views[1])
         assert raised.value.kind == "gone"
@@ -439,10 +439,10 @@ def test_a_hostile_number_in_a_tree_is_a_broken_protocol() -> None:
     tb.revoke(ticket)
 
 
-def test_the_road_is_told() -> None:
+def test_the_transport_is_named() -> None:
     ticket = tb.share(np.arange(4.0), writing="shared")
     y = tb.open(ticket, "torch")
-    assert (processes.road(np.arange(4.0)), processes.road(y[1:], writing="shared")) == ("copy", "passed")
+    assert (processes.transport(np.arange(4.0)), processes.transport(y[1:], writing="shared")) == ("copy", "passed")
     seen = tb.open(tb.share(y, isolated=True, writing="shared"), "numpy")
     y[0] = 7
     assert seen[0] == 0

@@ -1,4 +1,4 @@
-"""Tensors of a CUDA device in other processes: in place, in order both ways, and given back."""
+"""Tensors of a CUDA device in other processes: in place, in order in both directions, and given back."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def pool() -> Iterator[Other]:
 
 def test_a_pool_that_can_be_shared_exports_in_place(pool: Other, other: Other) -> None:
     pool("x = cupy.arange(1 << 20, dtype=cupy.int32)")
-    assert pool("tb.processes.road(x[3:])") == "'pool'"
+    assert pool("tb.processes.transport(x[3:])") == "'pool'"
     ticket, again = (pool.text("tb.share(x, copy=False).text") for _ in range(2))
     y, z = tb.open(ticket, "torch"), tb.open(again, "torch")
     assert y.data_ptr() == z.data_ptr()
@@ -449,7 +449,7 @@ def test_a_process_that_is_killed_at_any_time_leaves_nothing(role: str) -> None:
     tb.revoke(ticket)
 
 
-#: A process whose last work is under way for half a minute, unless it is killed: it shares, or reads and gives back.
+#: A process whose last work is pending for half a minute, unless it is killed: it shares, or reads and gives back.
 PENDING = """
 import sys
 import torch, truebridge as tb
@@ -521,7 +521,7 @@ while tb.processes.held()["leases"]:
 
 
 @pytest.mark.parametrize("role", ["sharer", "reader"])
-def test_a_process_that_is_killed_with_work_under_way_does_not_hold_up_the_other(role: str) -> None:
+def test_a_process_that_is_killed_with_pending_work_does_not_delay_the_other(role: str) -> None:
     command = [sys.executable, "-c", SURVIVOR, PENDING, role, str(2 * KILLS), str(SEED)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120 + 20 * KILLS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

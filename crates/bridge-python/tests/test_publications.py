@@ -177,7 +177,7 @@ def test_what_stands_beside_the_tensors_may_change(path: str) -> None:
             assert subscription.refresh() == publication.wait()
 
 
-def test_elements_are_cast_on_their_way(path: str) -> None:
+def test_elements_are_cast_in_the_copy(path: str) -> None:
     with tb.serve(path) as names:
         x = np.linspace(-3, 3, 100, dtype=np.float32)
         names.publish("weights", {"w": x, "count": np.arange(3)})

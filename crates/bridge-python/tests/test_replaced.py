@@ -422,7 +422,7 @@ def test_a_view_outlives_its_producer() -> None:
     assert alive() is None
 
 
-def test_the_other_way_round() -> None:
+def test_the_reverse() -> None:
     tensor = torch.arange(1000.0)
     array = tb.to_numpy(tensor)[10:]
     del tensor

@@ -1,4 +1,4 @@
-"""TensorFlow ↔ PyTorch and NumPy on the host: in place both ways, refused with advice, and alive as long as needed."""
+"""TensorFlow ↔ PyTorch and NumPy on the host: in place in both directions, refused with advice, and kept alive."""
 
 from __future__ import annotations
 

@@ -427,7 +427,7 @@ def test_a_session_computes_on_the_memory_of_pytorch(tensorflow: Other, device: 
     y = tb.open(tensorflow.text(f"run({device!r}, tb.open({ticket.text!r}))"), "torch")
     assert y.device == x.device and torch.equal(y, 2 * x)
     if device == "cuda":
-        # Both ways in place: what is written here is there.
+        # Conversions in place in both directions: what is written here is there.
         x.fill_(5)
         y = tb.open(tensorflow.text(f"run({device!r}, tb.open({ticket.text!r}))"), "torch")
         assert (y == 10).all().item()

@@ -429,7 +429,7 @@ assert all("TF_FORCE_GPU_ALLOW_GROWTH=true" in text for text in texts), texts
 
 
 @pytest.mark.parametrize("last", ["del views", "keep = views", "sys.keep = views"])
-def test_a_process_ends_with_work_under_way(last: str) -> None:
+def test_a_process_ends_with_pending_work(last: str) -> None:
     done = run(
         f"""
 tensor = torch.zeros(1 << 20, device="cuda")

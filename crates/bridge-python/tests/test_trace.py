@@ -1,4 +1,4 @@
-"""``trace``: what is recorded of each way across, who records it, and what is written."""
+"""``trace``: what is recorded of each conversion, who records it, and what is written."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_tensor_in_place() -> None:
     assert before <= event.start <= event.start + event.duration <= after
     assert event.duration > 0
     assert (event.tensors, event.pid, event.thread) == (1, os.getpid(), threading.get_native_id())
-    assert (event.way, event.why) == ("in place", "")
+    assert (event.method, event.why) == ("in place", "")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_copy_says_why_and_by_whom(x: Any, target: Any, keywords: Any, reason:
     event = only(trace)
     assert (event.path, event.copied_by, event.reason) == ("copy", plan.copied_by, plan.reason)
     assert (event.reason, event.nbytes) == (reason, plan.nbytes)
-    assert (event.way, event.why) == (f"copy by {plan.copied_by}", reason)
+    assert (event.method, event.why) == (f"copy by {plan.copied_by}", reason)
 
 
 def test_a_copy_into_a_tensor_that_exists() -> None:
@@ -128,7 +128,7 @@ def test_a_tree_is_one_call_with_an_event_for_each_tensor() -> None:
     assert {event.tensors for event in trace.events} == {3}
     (piece,) = [event for event in trace.chrome()["traceEvents"] if event["ph"] == "X"]
     assert piece["name"] == "numpy+torch → torch (3 tensors)"
-    assert piece["args"]["path"] == f"{trace.events[1].way}: negative strides, in place"
+    assert piece["args"]["path"] == f"{trace.events[1].method}: negative strides, in place"
 
 
 def test_a_tree_that_fails_is_recorded_by_the_tensor_that_failed() -> None:
@@ -328,7 +328,7 @@ def test_the_table() -> None:
     assert set(rule) == {"-", " "}
     assert re.split(r"  +", heading) == ["from", "to", "path", "reason", "tensors", "bytes", "median"]
     cells = [re.split(r"  +", line.strip()) for line in lines]
-    assert cells[0][:-1] == ["numpy", "torch", trace.events[3].way, "negative strides", "1", "2.0 MiB"]
+    assert cells[0][:-1] == ["numpy", "torch", trace.events[3].method, "negative strides", "1", "2.0 MiB"]
     assert cells[1][:-1] == ["torch", "numpy", "in place", "3", "12.0 KiB"]
     assert cells[2][:-1] == ["torch", "numpy", "failed", "requires_grad", "1", "0 B"]
     assert all(re.fullmatch(r"[\d.]+ (ns|µs|ms|s)", row[-1]) for row in cells)
@@ -369,7 +369,7 @@ def test_the_file_for_perfetto(tmp_path: Path) -> None:
         "dtype": "float32",
         "shape": [2, 3],
     }
-    assert second["args"]["path"] == f"{trace.events[1].way}: negative strides"
+    assert second["args"]["path"] == f"{trace.events[1].method}: negative strides"
     assert first["ts"] + first["dur"] <= second["ts"]
     assert first["ts"] == trace.events[0].start / 1000
     assert os.listdir(tmp_path) == ["trace.json"]

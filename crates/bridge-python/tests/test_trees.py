@@ -1,4 +1,4 @@
-"""Trees of tensors: each container keeps its kind, each leaf shares its memory, and errors name the way to it."""
+"""Trees of tensors: each container keeps its kind, each leaf shares its memory, and errors name the path to it."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_an_empty_container_is_returned_itself(empty: Any) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_errors_name_the_way(name: str) -> None:
+def test_errors_name_the_path(name: str) -> None:
     tree, error, text = REFUSED[name]
     with pytest.raises(error, match=text) as caught:
         tb.to_numpy(tree)

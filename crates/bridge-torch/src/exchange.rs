@@ -1,4 +1,4 @@
-//! How tensors are exchanged with PyTorch, and the faster of two ways: the C exchange API of DLPack 1.3, in PyTorch
+//! How tensors are exchanged with PyTorch, and the faster of two paths: the C exchange API of DLPack 1.3, in PyTorch
 //! 2.10 and later. The other one is in `capsule.rs`.
 
 use crate::refusal::refusal;

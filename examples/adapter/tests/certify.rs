@@ -1,4 +1,4 @@
-//! Certifies the adapter against `ndarray`, both ways, with one call.
+//! Certifies the adapter against `ndarray`, in both directions, with one call.
 
 mod tensors;
 

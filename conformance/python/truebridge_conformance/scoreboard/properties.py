@@ -1,4 +1,4 @@
-"""The properties: those of the suite that concern the frameworks' own way, each a template of a program.
+"""The properties: those of the suite that concern the frameworks' own method, each a template of a program.
 
 The first character of a line says what an exception in it means: in a line with ``!`` the interchange was refused, in a
 line with ``?`` its result cannot be used, in any other the program could not run. What follows is Python; ``$name`` is

@@ -195,13 +195,13 @@ class Path(NamedTuple):
 
 @dataclass(frozen=True)
 class Bench:
-    """What the benches need of a framework on a device. Its own way across is in the package's row."""
+    """What the benches need of a framework on a device. Its own method is in the package's row."""
 
     #: Makes a float32 tensor of so many bytes, at an address that every framework takes in place.
     make: Callable[[int], Any]
-    #: The bars for the ratio to the native way, by target and streams. ``None``: it is measured, and has no bar.
+    #: The bars for the ratio to the native method, by target and streams. ``None``: it is measured, and has no bar.
     bars: Mapping[tuple[str, str], float | None] = field(default_factory=dict)
-    #: Targets from which the way back is measured, too.
+    #: Targets from which the conversion back is measured, too.
     back: tuple[str, ...] = ()
     #: Whether slices of a tensor share its memory.
     slices: bool = True

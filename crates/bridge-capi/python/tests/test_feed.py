@@ -46,7 +46,7 @@ VIEWS: Dict[str, Callable[[Any], Any]] = {
     "columns": lambda a: a[:, 1:3],
     "unaligned": lambda a: a.reshape(-1)[1:],
     "broadcast": lambda a: np.broadcast_to(a[0], (5, 6)),
-    "both ways": lambda a: a[::-2, ::-1],
+    "in both directions": lambda a: a[::-2, ::-1],
     "one element": lambda a: a[3:4, 2:3],
     "Fortran": lambda a: np.asfortranarray(a),
 }

@@ -69,8 +69,8 @@ fn table() -> Result<()> {
                 true => speed(timed(|| staged(Vec::<u8>::with_capacity(nbytes).as_mut_ptr().expose_provenance()))?),
                 false => "– | –".into(),
             };
-            let (way, pinned) = (if down { "down" } else { "up" }, nbytes as f64 / direct / 1e9);
-            println!("| {way} | {nbytes} | {pinned:.1} | {} | {fresh} | {:.1} |", speed(there), there * 1e6);
+            let (direction, pinned) = (if down { "down" } else { "up" }, nbytes as f64 / direct / 1e9);
+            println!("| {direction} | {nbytes} | {pinned:.1} | {} | {fresh} | {:.1} |", speed(there), there * 1e6);
         }
         check(link, &usual, kept, device, nbytes)?;
         // SAFETY: both come from this link, and all work has been waited for.

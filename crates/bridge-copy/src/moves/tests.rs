@@ -155,7 +155,7 @@ fn moved(moves: &Moves<'_>, sim: &Sim, source: &[u8], from: Device, to: Device) 
     done.map(|()| target)
 }
 
-const WAYS: [(Device, Device); 2] = [(GPU, Device::CPU), (Device::CPU, GPU)];
+const DIRECTIONS: [(Device, Device); 2] = [(GPU, Device::CPU), (Device::CPU, GPU)];
 const LENGTHS: [usize; 6] = [1, 4096, 300 << 10, PIECE, PIECE + 5, 6 * PIECE + 123];
 
 #[test]
@@ -266,7 +266,8 @@ fn a_move_tells_how_far_it_is_and_what_hears_it_may_end_it() {
     // On one thread every piece is told. Of several threads one tells, and may have no piece.
     let alone = |cut| Cut { threads: 1, ..cut };
     let alone = Cuts { down: alone(CUTS.down), up: alone(CUTS.up), ..CUTS };
-    for (cuts, (from, to)) in [&alone, &CUTS].into_iter().flat_map(|cuts| WAYS.map(|way| (cuts, way))) {
+    for (cuts, (from, to)) in [&alone, &CUTS].into_iter().flat_map(|cuts| DIRECTIONS.map(|direction| (cuts, direction)))
+    {
         let moves = Moves { cuts, ..moves(&sim, &pool) };
         let hearing = |most: usize| {
             let told = Rc::new(RefCell::new(Vec::new()));
@@ -309,7 +310,7 @@ fn a_move_that_is_ended_leaves_no_work_on_its_target() {
 }
 
 #[test]
-fn a_move_that_stops_half_way_says_so() {
+fn a_move_that_stops_early_says_so() {
     let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     sim.state().left = Some(8);
     let error = moved(&moves(&sim, &pool), &sim, &numbers(2 * PIECE, 1), GPU, Device::CPU).unwrap_err();
@@ -391,7 +392,7 @@ proptest! {
         (shape, source_strides, target_strides) in views(),
         itemsize in prop::sample::select(vec![1usize, 2, 4, 8, 16]),
         flips in prop::sample::select(vec![0u128, 0x80]),
-        way in 0..3usize,
+        direction in 0..3usize,
     ) {
         let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (sim, pool): (&'static Sim, _) = (Box::leak(Box::default()), Pool::new(&CUTS));
@@ -408,7 +409,7 @@ proptest! {
         let check = expected.as_mut_ptr().expose_provenance() + target_layout.reach().0;
         // SAFETY: the vectors have room for the views.
         unsafe { elements((start, &offsets(&source_layout)), (check, &offsets(&target_layout)), itemsize, (flips, None)) };
-        let (from, to) = [(GPU, Device::CPU), (Device::CPU, GPU), (GPU, OTHER)][way];
+        let (from, to) = [(GPU, Device::CPU), (Device::CPU, GPU), (GPU, OTHER)][direction];
         let moves = Moves { on_device, ..moves(sim, &pool) };
         // SAFETY: as above.
         unsafe {

@@ -111,7 +111,7 @@ fn unversioned_tensors_do_not_state_their_access() {
 }
 
 #[test]
-fn a_tensor_on_a_device_is_ordered_both_ways() {
+fn a_tensor_on_a_device_is_ordered_in_both_directions() {
     let recorder = Arc::new(Recorder::default());
     let managed = crossed(&recorder, Paper::new(&recorder.log)).into_managed();
     assert_eq!(taken(&recorder.log), [Ordered(OWNER, READER)]);

@@ -14,7 +14,7 @@ const IN_ORDER: (Stream, Reuse) = (OWNER, Reuse::InStreamOrder);
 const UNKNOWN: (Stream, Reuse) = (OWNER, Reuse::Unknown);
 
 #[test]
-fn each_pair_of_streams_is_ordered_once_each_way() {
+fn each_pair_of_streams_is_ordered_once_in_each_direction() {
     let tensors: Vec<_> = (0..300).map(|i| if i % 3 == 0 { (SECOND, Reuse::Unknown) } else { IN_ORDER }).collect();
     let mut batch = Batch::new(&tensors);
     assert_eq!(batch.model.state().orders, [(SECOND, READER), (OWNER, READER)]);

@@ -51,7 +51,7 @@ enum Means {
     #[default]
     Unknown,
     Words(Fences),
-    /// The driver of the exporter cannot use words in streams. An event of a process that is killed with work under way
+    /// The driver of the exporter cannot use words in streams. An event of a process that is killed with pending work
     /// never fires.
     Events,
 }

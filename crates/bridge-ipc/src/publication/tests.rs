@@ -39,7 +39,7 @@ fn published(slots: usize) -> Result<(Folder, Names, Ends, Publication)> {
 }
 
 /// Hands a draft over as one that a device has yet to finish.
-fn under_way(publication: &Publication) -> Finishing {
+fn pending_draft(publication: &Publication) -> Finishing {
     let draft = publication.draft(Duration::ZERO).unwrap();
     let mut state = publication.desk.lock();
     state.handed += 1;
@@ -54,7 +54,7 @@ fn eventually_free(publication: &Publication, slots: usize) {
 #[test]
 fn a_version_that_is_overtaken_is_left_out() {
     let (_folder, _names, (client, _exporter), publication) = published(3).unwrap();
-    let [older, newer] = [(); 2].map(|()| under_way(&publication));
+    let [older, newer] = [(); 2].map(|()| pending_draft(&publication));
     assert_eq!(publication.settled(Duration::ZERO).unwrap(), None);
     drop(newer);
     let version = publication.settled(PATIENCE).unwrap().expect("it is announced");
@@ -69,7 +69,7 @@ fn a_version_that_is_overtaken_is_left_out() {
 fn a_version_that_waits_to_be_announced_is_not_replaced_by_an_older_one() {
     for is_in_order in [false, true] {
         let (_folder, _names, _ends, publication) = published(4).unwrap();
-        let [first, older, newer] = [(); 3].map(|()| under_way(&publication));
+        let [first, older, newer] = [(); 3].map(|()| pending_draft(&publication));
         let turn = locked(&publication.desk.turn);
         drop(first);
         publication.desk.wait(PATIENCE, |state| state.finished.is_none().then_some(())).unwrap();
@@ -156,7 +156,7 @@ fn a_slot_that_a_keeper_has_is_replaced_and_not_written_again() {
 #[test]
 fn a_version_that_cannot_be_announced_is_an_error_of_the_next_call() {
     let (_folder, names, _client_and_exporter, publication) = published(2).unwrap();
-    let draft = under_way(&publication);
+    let draft = pending_draft(&publication);
     drop(names);
     drop(draft);
     assert_eq!(publication.settled(PATIENCE).unwrap_err().kind(), ErrorKind::Gone);
@@ -167,7 +167,7 @@ fn a_version_that_cannot_be_announced_is_an_error_of_the_next_call() {
 #[test]
 fn nothing_is_announced_after_the_end() {
     let (_folder, _names, (client, _exporter), publication) = published(2).unwrap();
-    let draft = under_way(&publication);
+    let draft = pending_draft(&publication);
     let desk = Arc::clone(&publication.desk);
     drop(publication);
     drop(draft);

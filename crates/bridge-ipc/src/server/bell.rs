@@ -1,7 +1,7 @@
 //! Wakes the thread of a socket, and keeps it awake where a question is expected.
 //!
 //! A process that opens a ticket waits for the answer of this thread. To wake the thread takes longer than the answer:
-//! 100 µs and more on virtual machines. So a share wakes it, while the ticket is on its way to the other process, and it
+//! 100 µs and more on virtual machines. So a share wakes it, while the ticket is pending to the other process, and it
 //! polls for a moment. Where no process opens that soon, fewer and fewer shares wake it.
 
 use crate::sync::{now, poll, thread};

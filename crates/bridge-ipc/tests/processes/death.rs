@@ -6,7 +6,7 @@ use bridge_core::{
     Access, Adapter, Allocation, COPY_ALIGNMENT, DType, ErrorKind, Export, Layout, Memory, Options, Order, Permutation,
     copy_into,
 };
-use bridge_ipc::{Held, Ipc, Limits, Parcel, Road, Ticket, Writing, check, is_leasing, open, road};
+use bridge_ipc::{Held, Ipc, Limits, Parcel, Ticket, Transport, Writing, check, is_leasing, open, transport};
 use bridge_ndarray::{HostArray, NdArray};
 use ndarray::array;
 use std::time::{Duration, Instant, SystemTime};
@@ -65,8 +65,8 @@ fn writes_are_seen_as_the_share_says() {
         let own = &open(&ticket).unwrap().tensors[0];
         assert_eq!(own.access() == Access::ReadOnly, writing == Writing::Never);
         assert_eq!(ipc().overwritten(own).is_err(), writing == Writing::Never);
-        let passed = if writing == Writing::Private { Road::Copy } else { Road::Passed };
-        assert_eq!(road(&ipc(), own, Some(writing)).unwrap(), passed, "{writing:?}");
+        let passed = if writing == Writing::Private { Transport::Copy } else { Transport::Passed };
+        assert_eq!(transport(&ipc(), own, Some(writing)).unwrap(), passed, "{writing:?}");
         child.ask(&format!("open {}", ticket.text()));
         assert_eq!(child.ask(&format!("write {lease}")), answer, "{writing:?}");
         assert_eq!(read(own).unwrap(), left, "{writing:?}");

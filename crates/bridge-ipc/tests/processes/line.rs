@@ -49,7 +49,7 @@ struct Other {
 }
 
 /// The content of a share of 64 bytes.
-const CONTENT: &str = r#"{"segments":[{"road":"file","nbytes":64,"writing":"never"}],"tensors":[{"segment":0,"offset":0,"dtype":"uint8","shape":[64],"strides":[1]}]}"#;
+const CONTENT: &str = r#"{"segments":[{"transport":"file","nbytes":64,"writing":"never"}],"tensors":[{"segment":0,"offset":0,"dtype":"uint8","shape":[64],"strides":[1]}]}"#;
 
 impl Other {
     fn new() -> Self {
@@ -222,8 +222,8 @@ fn a_keeper_takes_no_memory_that_may_grow() {
 /// fewer than it has, too.
 #[test]
 fn descriptors_come_in_several_sends() {
-    let lengths = vec!["[64]"; 1012].join(",").replace("[64]", r#"{"road":"file","nbytes":64,"writing":"never"}"#);
-    let content = CONTENT.replace(r#"{"road":"file","nbytes":64,"writing":"never"}"#, &lengths);
+    let lengths = vec!["[64]"; 1012].join(",").replace("[64]", r#"{"transport":"file","nbytes":64,"writing":"never"}"#);
+    let content = CONTENT.replace(r#"{"transport":"file","nbytes":64,"writing":"never"}"#, &lengths);
     let body =
         format!(r#"{{"is":"opened","lease":1,"content":{}}}"#, content.replace(r#""segment":0"#, r#""segment":1011"#));
     for (counts, kind) in [

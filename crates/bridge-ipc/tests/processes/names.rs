@@ -302,7 +302,7 @@ fn a_ticket_that_comes_through_names_is_checked() {
     let about = good.split(r#""about":""#).nth(1).unwrap().trim_end_matches("\"}");
     let cases = [
         good.replace("/run", "run"),
-        good.replace(r#""truebridge":3"#, r#""truebridge":9"#),
+        good.replace(r#""truebridge":4"#, r#""truebridge":9"#),
         good.replace(about, r"\u001b[31m"),
         good.replace(about, &"x".repeat(3000)),
     ];

@@ -22,7 +22,7 @@ pub fn frame(body: &str) -> Vec<u8> {
 
 /// Returns a question of this number, or its answer; with 0, what has none.
 pub fn numbered(number: u64, body: &[u8]) -> Vec<u8> {
-    [b"TB\x03\x00", &(body.len() as u32).to_le_bytes()[..], &number.to_le_bytes(), body].concat()
+    [b"TB\x04\x00", &(body.len() as u32).to_le_bytes()[..], &number.to_le_bytes(), body].concat()
 }
 
 /// Bytes of a frame in front of its body.
@@ -49,7 +49,7 @@ fn what_is_no_request_is_refused() {
     let cases: [(Vec<u8>, &str); 9] = [
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), protocol),
         (b"TB\x01\x00\x00\x00\x00\x00".to_vec(), r#"{"is":"refused","why":"version"}"#),
-        (b"TB\x03\x00\xff\xff\xff\xff".to_vec(), protocol),
+        (b"TB\x04\x00\xff\xff\xff\xff".to_vec(), protocol),
         (frame("{}"), protocol),
         (frame(r#"{"do":"open","share":1,"token":"00"}"#), protocol),
         (frame(&"[".repeat(1000)), protocol),
@@ -161,7 +161,7 @@ pub fn ticket_of(path: &std::path::Path) -> Ticket {
 /// Returns a ticket for one of its shares.
 pub fn ticket_for(path: &std::path::Path, share: u64) -> Ticket {
     let text = format!(
-        r#"{{"truebridge":3,"socket":"{}","share":{share},"token":"{}","expires":{},"about":""}}"#,
+        r#"{{"truebridge":4,"socket":"{}","share":{share},"token":"{}","expires":{},"about":""}}"#,
         path.display(),
         "0".repeat(32),
         u64::MAX
@@ -218,7 +218,7 @@ pub fn memory(nbytes: u64, seals: SealFlags) -> OwnedFd {
 fn hostile_answers_are_errors() {
     let content = |tensor: &str| {
         format!(
-            r#"{{"is":"opened","lease":1,"content":{{"segments":[{{"road":"file","nbytes":64,"writing":"never"}}],"tensors":[{tensor}]}}}}"#
+            r#"{{"is":"opened","lease":1,"content":{{"segments":[{{"transport":"file","nbytes":64,"writing":"never"}}],"tensors":[{tensor}]}}}}"#
         )
     };
     let tensor = |segment: &str, offset: &str, dtype: &str, shape: &str, strides: &str| {
@@ -278,7 +278,7 @@ fn hostile_answers_are_errors() {
     let half = frame(&good)[..40].to_vec();
     assert_eq!(opened(Answer { bytes: half, files: vec![] }), ErrorKind::Gone, "the rest never comes");
     assert_eq!(opened(Answer { bytes: b"TB\x09\x00".repeat(2), files: vec![] }), ErrorKind::Version);
-    assert_eq!(opened(Answer { bytes: b"TB\x03\x00\xff\xff\xff\xff".to_vec(), files: vec![] }), ErrorKind::Protocol);
+    assert_eq!(opened(Answer { bytes: b"TB\x04\x00\xff\xff\xff\xff".to_vec(), files: vec![] }), ErrorKind::Protocol);
 }
 
 #[test]

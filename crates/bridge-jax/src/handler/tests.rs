@@ -377,7 +377,7 @@ fn recorder() -> (Arc<Recorder>, Arc<dyn Ordering>) {
 
 /// A run on a device waits for the tensor's stream, and the tensor's stream for the run; the host waits for neither.
 #[test]
-fn on_a_device_a_call_is_ordered_with_the_stream_of_the_tensor_both_ways() {
+fn on_a_device_a_call_is_ordered_before_and_after_the_stream_of_the_tensor() {
     let (recorder, ordering) = recorder();
     let source = Source::device(&[4]);
     let fed = feed_by(&source, &ordering, Box::new(|| Ok(())));

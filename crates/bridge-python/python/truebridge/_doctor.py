@@ -128,7 +128,8 @@ def matrix(*, timeout: float = 120.0) -> Matrix:
     Examples
     --------
     >>> import truebridge as tb
-    >>> [pair.way for pair in tb.matrix().pairs if (pair.source, pair.target, pair.device) == ("torch", "numpy", "cpu")]
+    >>> wanted = ("torch", "numpy", "cpu")
+    >>> [pair.method for pair in tb.matrix().pairs if (pair.source, pair.target, pair.device) == wanted]
     ['in place']
     """
     return doctor(timeout=timeout).matrix

@@ -74,7 +74,7 @@ class Event(NamedTuple):
     thread: int
 
     @property
-    def way(self) -> str:
+    def method(self) -> str:
         """The path in words: ``"in place"``, ``"copy by host"``, or ``"failed"``."""
         return f"copy by {self.copied_by}" if self.path == "copy" else self.path
 

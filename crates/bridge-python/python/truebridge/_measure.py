@@ -69,7 +69,7 @@ class Contender(NamedTuple):
     """One method for one pair: the cell of its figure, and the call."""
 
     row: dict[str, Any]
-    way: str
+    method: str
     call: Call
     tensor: Any
     pair: Pair
@@ -82,7 +82,7 @@ class Kind(NamedTuple):
     #: Whether the elements are copied, so that the device has to be waited for.
     copies: bool
     #: Returns the methods of a pair, by column, and the framework of the pair that has the result.
-    ways: Callable[[Pair], dict[str, tuple[Call, Side]]]
+    methods: Callable[[Pair], dict[str, tuple[Call, Side]]]
 
 
 def native(sides: tuple[Side, Side]) -> Call:
@@ -181,13 +181,13 @@ def _rows(kind: Kind, pairs: list[Pair], seconds: float, tell: Tell) -> list[dic
         except Exception:
             # No tensor, or no pair: ``matrix`` says why.
             continue
-        ways = kind.ways(pair)
-        rows.append({"source": pair.source, "target": pair.target, "device": pair.device, **dict.fromkeys(ways)})
+        methods = kind.methods(pair)
+        rows.append({"source": pair.source, "target": pair.target, "device": pair.device, **dict.fromkeys(methods)})
         right = values.T if kind.copies else values
-        own = [Contender(rows[-1], way, call, tensor, pair) for way, (call, side) in ways.items()]
-        contenders += [one for one in own if _works(one, ways[one.way][1], right)]
+        own = [Contender(rows[-1], method, call, tensor, pair) for method, (call, side) in methods.items()]
+        contenders += [one for one in own if _works(one, methods[one.method][1], right)]
     for contender, figure in zip(contenders, _medians(kind, contenders, seconds, tell), strict=True):
-        contender.row[contender.way] = figure
+        contender.row[contender.method] = figure
     return rows
 
 
@@ -206,7 +206,7 @@ def _works(contender: Contender, side: Side, right: Any) -> bool:
         return False
     contender.pair.wait()
     if side.to_host(result).tobytes() != right.tobytes():
-        raise RuntimeError(f"{contender.way}, {contender.row}: the elements differ")
+        raise RuntimeError(f"{contender.method}, {contender.row}: the elements differ")
     return True
 
 

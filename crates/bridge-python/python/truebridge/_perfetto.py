@@ -35,9 +35,9 @@ def _slice(events: list[Event]) -> dict[str, Any]:
     first = events[0]
     sources = "+".join(sorted({event.source or "?" for event in events}))
     what = f"{sources} → {first.target or '?'}"
-    ways = sorted({f"{event.way}: {event.why}" if event.why else event.way for event in events})
+    methods = sorted({f"{event.method}: {event.why}" if event.why else event.method for event in events})
     args: dict[str, Any] = {
-        "path": ", ".join(ways),
+        "path": ", ".join(methods),
         "nbytes": sum(event.nbytes for event in events),
         "tensors": first.tensors,
     }

@@ -164,8 +164,8 @@ def _planned(source: str, target: str, device: str, tensor: Any) -> dict[str, An
     return _pair(source, target, device, "in place", rare if device == "cpu" and own < alignment else None)
 
 
-def _pair(source: str, target: str, device: str, way: str, reason: str | None) -> dict[str, Any]:
-    return {"source": source, "target": target, "device": device, "way": way, "reason": reason}
+def _pair(source: str, target: str, device: str, method: str, reason: str | None) -> dict[str, Any]:
+    return {"source": source, "target": target, "device": device, "method": method, "reason": reason}
 
 
 def _gpus() -> int:

@@ -146,7 +146,7 @@ class _Part:
     device: str
     #: The positions of the tensors in the object.
     positions: list[int]
-    #: What receivers need, by the way in which they receive. ``None`` for a way that these tensors cannot go.
+    #: What receivers need, by the method by which they receive. ``None`` for one that these tensors cannot take.
     offers: dict[str, Any] = field(default_factory=dict)
 
 
@@ -276,7 +276,7 @@ def _about(tensors: Sequence[Any], node: str) -> _About:
         is_suitable = _is_suitable(x, framework)
         # What has to be pickled is a part of its own, so that the other tensors go as they should.
         key = (framework, "cuda" if ALL[framework].on_gpu(x) else "cpu", is_suitable)
-        part = parts.setdefault(key, _Part(*key[:2], [], {} if is_suitable else dict.fromkeys(_WAYS[:-1])))
+        part = parts.setdefault(key, _Part(*key[:2], [], {} if is_suitable else dict.fromkeys(_METHODS[:-1])))
         part.positions.append(position)
         dtype = str(getattr(x.dtype, "name", x.dtype)).removeprefix("torch.")
         kinds.append((tuple(x.shape) if is_suitable else (), dtype))
@@ -302,23 +302,23 @@ def _prepare(obj_id: str) -> None:
             _offer(obj_id, number, ("nixl",))
 
 
-def _offer(obj_id: str, number: int, ways: Sequence[str]) -> tuple[str, Any] | None:
-    """Return the first of these ways in which a part of an object can be received, and what its receiver needs."""
+def _offer(obj_id: str, number: int, methods: Sequence[str]) -> tuple[str, Any] | None:
+    """Return the first of these paths in which a part of an object can be received, and what its receiver needs."""
     if (held := _held.get(obj_id)) is None:
         raise of_kind("gone", f"the actor that made the object {obj_id} has started again, and does not have it")
     part = held.about.parts[number]
     with held.lock:
         tensors = _of(held, part)
-        for way in ways:
-            if way not in part.offers:
+        for method in methods:
+            if method not in part.offers:
                 try:
-                    part.offers[way] = _MAKERS[way].offer(held, obj_id, number, tensors)
+                    part.offers[method] = _MAKERS[method].offer(held, obj_id, number, tensors)
                 except BridgeError as error:
                     if error.kind not in _UNSUITABLE:
                         raise
-                    part.offers[way] = None
-            if part.offers[way] is not None:
-                return way, part.offers[way]
+                    part.offers[method] = None
+            if part.offers[method] is not None:
+                return method, part.offers[method]
     return None
 
 
@@ -378,26 +378,26 @@ def _received(fetch: _Fetch, number: int, until: float) -> list[Any]:
     target = choice.target or part.framework
     wish = _Wish(part, target, choice.device, buffers, _name(fetch.obj_id, number), until)
     near = fetch.about.node == ray.get_runtime_context().get_node_id()
-    ways = _NEAR if near else _FAR if _has_nixl() else _FAR[1:]
-    way = next((way for way in ways if part.offers.get(way) is not None), None)
-    way, offer = _asked(fetch, number, wish, ways) if way is None else (way, part.offers[way])
-    if way == "arrays":
+    methods = _NEAR if near else _FAR if _has_nixl() else _FAR[1:]
+    method = next((method for method in methods if part.offers.get(method) is not None), None)
+    method, offer = _asked(fetch, number, wish, methods) if method is None else (method, part.offers[method])
+    if method == "arrays":
         missing = "the sender" if _has_nixl() else "this process"
         _warn(f"{missing} has no PyTorch with NIXL, which takes fewer copies. On each node: pip install torch nixl")
     try:
-        tensors = _MAKERS[way].receive(offer, wish)
+        tensors = _MAKERS[method].receive(offer, wish)
     except RayDirectTransportError as error:
         # NIXL also reads what else the sender had registered, and fails if that is freed meanwhile.
         _log.info("NIXL failed: %s", error)
         _warn("NIXL failed: the log of truebridge.ray, at the level INFO, says why")
-        way, offer = _asked(fetch, number, wish, _FAR[1:])
-        tensors = _MAKERS[way].receive(offer, wish)
+        method, offer = _asked(fetch, number, wish, _FAR[1:])
+        tensors = _MAKERS[method].receive(offer, wish)
     if buffers is None or tensors is buffers:
         return tensors
     return copy(tensors, out=buffers)
 
 
-def _asked(fetch: _Fetch, number: int, wish: _Wish, ways: Sequence[str]) -> tuple[str, Any]:
+def _asked(fetch: _Fetch, number: int, wish: _Wish, methods: Sequence[str]) -> tuple[str, Any]:
     """Ask the sender how to receive a part of an object."""
     actor = fetch.actor
     if actor is None and (known := global_worker.rdt_manager.get_rdt_metadata(fetch.obj_id)) is not None:
@@ -409,15 +409,15 @@ def _asked(fetch: _Fetch, number: int, wish: _Wish, ways: Sequence[str]) -> tupl
         return "arrays", task.remote(wish.part.offers["ticket"])
     # In the other group the sender may be waiting for an answer of this process.
     call = actor.__ray_call__.options(concurrency_group="_ray_system_error")
-    answer = call.remote(_answered, fetch.obj_id, number, ways)
+    answer = call.remote(_answered, fetch.obj_id, number, methods)
     return ray.get(answer, timeout=wish.seconds())  # type: ignore[no-any-return]
 
 
-def _answered(_: Any, obj_id: str, number: int, ways: Sequence[str]) -> tuple[str, Any] | None:
-    return _offer(obj_id, number, ways)
+def _answered(_: Any, obj_id: str, number: int, methods: Sequence[str]) -> tuple[str, Any] | None:
+    return _offer(obj_id, number, methods)
 
 
-# The ways
+# The paths
 
 
 def _ticket(held: _Held, obj_id: str, number: int, tensors: list[Any]) -> str:
@@ -493,7 +493,7 @@ def _unpickled(pickled: bytes, wish: _Wish) -> list[Any]:
     return cloudpickle.loads(pickled)  # type: ignore[no-any-return]
 
 
-class _Way(NamedTuple):
+class _Method(NamedTuple):
     """How tensors go from one process to another."""
 
     #: Returns what receivers need; ``None``, or an error of a kind in ``_UNSUITABLE``, for tensors that cannot go so.
@@ -503,16 +503,16 @@ class _Way(NamedTuple):
 
 
 _MAKERS: Final = {
-    "ticket": _Way(_ticket, _opened),
-    "nixl": _Way(_registered, _read),
-    "arrays": _Way(_stored, _fetched),
-    "pickled": _Way(_pickled, _unpickled),
+    "ticket": _Method(_ticket, _opened),
+    "nixl": _Method(_registered, _read),
+    "arrays": _Method(_stored, _fetched),
+    "pickled": _Method(_pickled, _unpickled),
 }
-_WAYS: Final = tuple(_MAKERS)
-#: The ways to a process of the same node, and of another one, the best first.
+_METHODS: Final = tuple(_MAKERS)
+#: The paths to a process of the same node, and of another one, the best first.
 _NEAR: Final = ("ticket", "pickled")
 _FAR: Final = ("nixl", "arrays", "pickled")
-#: Kinds of errors of tensors that another way may take.
+#: Kinds of errors of tensors that another method may take.
 _UNSUITABLE: Final = ("copy_needed", "dtype", "layout", "not_a_tensor", "refused", "requires_grad")
 
 

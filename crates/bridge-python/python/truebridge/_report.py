@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 __all__ = ["Finding", "Framework", "Gpu", "Matrix", "Pair", "Report"]
 
-Way = Literal["in place", "copy", "refused"]
+Method = Literal["in place", "copy", "refused"]
 
 #: The kinds of findings. The page docs/doctor.md explains each.
 FindingKind = Literal[
@@ -127,7 +127,7 @@ class Pair:
         Names of frameworks, as ``convert`` takes them.
     device : str
         Where the tensor is, such as ``"cpu"`` or ``"cuda:0"``.
-    way : {"in place", "copy", "refused"}
+    method : {"in place", "copy", "refused"}
         What ``convert`` would do with a compact tensor of float32 whose address 64 divides.
     reason : str or None
         Why it is copied or refused, or which tensors are in place where those of the source usually are not.
@@ -136,7 +136,7 @@ class Pair:
     source: str
     target: str
     device: str
-    way: Way
+    method: Method
     reason: str | None
 
 
@@ -162,9 +162,9 @@ class Matrix(Written):
         rows: dict[tuple[str, str], dict[str, str]] = {}
         for pair in self.pairs:
             mark = f" [{reasons.index(pair.reason) + 1}]" if pair.reason else ""
-            rows.setdefault((pair.source, pair.device), {})[pair.target] = pair.way + mark
+            rows.setdefault((pair.source, pair.device), {})[pair.target] = pair.method + mark
         table = [["from", "on", *(f"to {target}" for target in targets)]]
-        table += [[*row, *(ways.get(target, "") for target in targets)] for row, ways in rows.items()]
+        table += [[*row, *(methods.get(target, "") for target in targets)] for row, methods in rows.items()]
         yield Table(table)
         yield from (f"[{number}] {text}" for number, text in enumerate(reasons, 1))
 

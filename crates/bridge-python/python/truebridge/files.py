@@ -268,8 +268,8 @@ def _plain(text: str | None) -> bool:
 def _names(text: str | None) -> Iterator[str]:
     """Yield a name for each tensor of a tree, in their order."""
     taken: set[str] = set()
-    for number, way in enumerate(_ways(_described(text), ())):
-        name = ".".join(way) if way else "tensor"
+    for number, path in enumerate(_paths(_described(text), ())):
+        name = ".".join(path) if path else "tensor"
         while name in taken:
             name = f"{name}#{number}"
         taken.add(name)
@@ -287,16 +287,16 @@ def _described(text: str | None) -> Any:
     return ["x", 0] if text is None else json.loads(text)
 
 
-def _ways(tree: Any, way: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _paths(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     kind, value = tree
     if kind == "x":
-        yield way
+        yield path
     elif kind in "lt":
         for index, item in enumerate(value):
-            yield from _ways(item, (*way, str(index)))
+            yield from _paths(item, (*path, str(index)))
     elif kind == "d":
         for key, item in value:
-            yield from _ways(item, (*way, str(key)))
+            yield from _paths(item, (*path, str(key)))
 
 
 @contextlib.contextmanager

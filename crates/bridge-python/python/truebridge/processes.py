@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ._core import Device, Order, Target
 
-__all__ = ["Ticket", "configure", "end", "held", "open", "revoke", "road", "share"]
+__all__ = ["Ticket", "configure", "end", "held", "open", "revoke", "transport", "share"]
 
 Writing = Literal["private", "never", "shared"]
 
@@ -59,7 +59,7 @@ def share(
         default on the host); with ``"never"`` no process may write; with ``"shared"`` all may, and see each other's
         writes (the default on a GPU, which has no private memory).
     copy : bool, optional
-        ``None`` copies if the memory cannot leave the process, which ``processes.road`` tells in advance; ``True``
+        ``None`` copies if the memory cannot leave the process, which ``processes.transport`` tells in advance; ``True``
         copies always, ``False`` never.
     isolated : bool, optional
         Whether to share a copy in a separate allocation. A block of a GPU's allocator holds other tensors as well,
@@ -116,7 +116,7 @@ def share(
     return _core.ipc_share(leaves, tree, expires, writing, True if isolated else copy)
 
 
-def road(x: Any, *, writing: Writing | None = None) -> Literal["passed", "handle", "files", "pool", "copy"]:
+def transport(x: Any, *, writing: Writing | None = None) -> Literal["passed", "handle", "files", "pool", "copy"]:
     """Return how the memory of a tensor would leave this process.
 
     Parameters
@@ -144,10 +144,10 @@ def road(x: Any, *, writing: Writing | None = None) -> Literal["passed", "handle
     --------
     >>> import numpy as np
     >>> import truebridge as tb
-    >>> tb.processes.road(np.zeros(3))
+    >>> tb.processes.transport(np.zeros(3))
     'copy'
     """
-    return _core.ipc_road(x, writing)
+    return _core.ipc_transport(x, writing)
 
 
 def open(

@@ -148,7 +148,7 @@ class Trace(Shown):
         """
         groups: dict[tuple[str, str, str, str], list[Event]] = {}
         for event in self.events:
-            groups.setdefault((event.source or "?", event.target or "?", event.way, event.why), []).append(event)
+            groups.setdefault((event.source or "?", event.target or "?", event.method, event.why), []).append(event)
         rows = [
             Row(*key, len(events), sum(event.nbytes for event in events), _median(events))
             for key, events in groups.items()

@@ -66,7 +66,7 @@ def other_processes_are_typed(x: torch.Tensor) -> None:
     ticket = tb.share([x], expires=5, writing="never")
     assert_type(ticket, tb.Ticket)
     assert_type(tb.open(ticket.text, "tensorflow", device="cuda"), Any)
-    assert_type(tb.processes.road(x), Literal["passed", "handle", "files", "pool", "copy"])
+    assert_type(tb.processes.transport(x), Literal["passed", "handle", "files", "pool", "copy"])
     assert_type(tb.serve("names"), Names)
     with tb.connect("names") as client:
         assert_type(client, Client)

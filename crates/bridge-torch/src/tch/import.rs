@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The lease, on its way into libtorch: a failing call may or may not have called the deleter.
+/// The lease while libtorch takes it: a failing call may or may not have called the deleter.
 struct Handed(Mutex<Option<Lease>>);
 
 impl Handed {

@@ -11,8 +11,8 @@ const SMALL: Cuts = {
     Cuts { down: cut, up: cut, block: 4 << 10, across: (512, 4 << 10) }
 };
 
-/// Every way of a tree.
-const ALL: [(Device, Device); 3] = [WAYS[0], WAYS[1], (GPU, OTHER)];
+/// Every direction of a tree.
+const ALL: [(Device, Device); 3] = [DIRECTIONS[0], DIRECTIONS[1], (GPU, OTHER)];
 
 /// The two dtypes of a piece; both are one where it is not cast.
 type Dtypes = (DType, DType);
@@ -74,8 +74,8 @@ impl Tree {
     }
 
     /// The same, before the work of the devices has run.
-    fn submitted(&mut self, moves: &Moves<'_>, way: (Device, Device)) -> Result<(), Failed> {
-        self.submitted_in(moves, way, STREAM)
+    fn submitted(&mut self, moves: &Moves<'_>, direction: (Device, Device)) -> Result<(), Failed> {
+        self.submitted_in(moves, direction, STREAM)
     }
 
     fn submitted_in(&mut self, moves: &Moves<'_>, (from, to): (Device, Device), stream: Stream) -> Result<(), Failed> {
@@ -149,7 +149,7 @@ proptest! {
     fn any_tree_arrives_as_its_pieces_copied_one_by_one(
         small in prop::collection::vec((views(), dtypes(), any::<bool>()), 0..30),
         large in prop::collection::vec((600..3000i64, dtypes()), 0..3),
-        way in prop::sample::select(ALL.to_vec()),
+        direction in prop::sample::select(ALL.to_vec()),
     ) {
         let (_one, sim, pool) = device();
         // The sign of the number.
@@ -164,7 +164,7 @@ proptest! {
         let mut tree = Tree::new(&large.chain([none]).chain(small).collect::<Vec<_>>());
         let moves = packing(sim, &pool);
         for _ in 0..2 {
-            tree.moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
+            tree.moved(&moves, sim, direction).map_err(|failed| failed.error).unwrap();
             prop_assert_eq!(tree.wrong(), 0);
         }
         sim.finish();
@@ -175,7 +175,7 @@ proptest! {
 
 #[test]
 fn a_block_is_one_launch_and_few_copies() {
-    for (way, (from, to)) in ALL.into_iter().enumerate() {
+    for (direction, (from, to)) in ALL.into_iter().enumerate() {
         let (_one, sim, _) = device();
         let pool = Pool::new(&CUTS);
         let moves = Moves { cuts: &CUTS, ..packing(sim, &pool) };
@@ -183,30 +183,30 @@ fn a_block_is_one_launch_and_few_copies() {
         tree.moved(&moves, sim, (from, to)).map_err(|failed| failed.error).unwrap();
         assert_eq!(tree.wrong(), 0);
         let state = sim.state();
-        assert_eq!(state.launches, if way == 2 { vec![1000, 1000] } else { vec![1000] });
-        assert!(state.copies.len() <= if way == 2 { 1 } else { 2 }, "{} copies", state.copies.len());
+        assert_eq!(state.launches, if direction == 2 { vec![1000, 1000] } else { vec![1000] });
+        assert!(state.copies.len() <= if direction == 2 { 1 } else { 2 }, "{} copies", state.copies.len());
         let nbytes: usize = state.copies.iter().map(|copy| copy.2).sum();
-        assert!(nbytes <= 1000 * 608, "{nbytes} bytes in way {way}");
+        assert!(nbytes <= 1000 * 608, "{nbytes} bytes in direction {direction}");
     }
 }
 
 #[test]
 fn a_block_has_a_limit() {
-    for way in WAYS {
+    for direction in DIRECTIONS {
         let (_one, sim, pool) = device();
-        rows(60, 256).moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
+        rows(60, 256).moved(&packing(sim, &pool), sim, direction).map_err(|failed| failed.error).unwrap();
         assert_eq!(sim.state().launches, [16, 16, 16, 12], "256 bytes each, in blocks of 4096");
         sim.state().launches.clear();
-        rows(8, 512).moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
+        rows(8, 512).moved(&packing(sim, &pool), sim, direction).map_err(|failed| failed.error).unwrap();
         assert_eq!(sim.state().launches, [8], "the fewest and the largest that are packed");
         let (small, cut) = (Cut { shortest: 256, ..SMALL.up }, SMALL.up);
         for (down, up) in [(small, cut), (cut, small)] {
             sim.state().launches.clear();
             let cuts = Cuts { down, up, ..SMALL };
             let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
-            rows(8, 512).moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
-            let is_small = if way == WAYS[0] { down.shortest == 512 } else { up.shortest == 512 };
-            assert_eq!(sim.state().launches.is_empty(), !is_small, "each way has its own figures");
+            rows(8, 512).moved(&moves, sim, direction).map_err(|failed| failed.error).unwrap();
+            let is_small = if direction == DIRECTIONS[0] { down.shortest == 512 } else { up.shortest == 512 };
+            assert_eq!(sim.state().launches.is_empty(), !is_small, "each direction has its own figures");
         }
     }
 }
@@ -237,9 +237,9 @@ fn fewer_than_eight_small_pieces_and_large_ones_are_moved_one_by_one() {
     let (_one, sim, pool) = device();
     let plain = Moves { on_device: no_kernel, ..packing(sim, &pool) };
     for (count, length) in [(7, 100), (20, 600)] {
-        for way in WAYS {
+        for direction in DIRECTIONS {
             let mut tree = rows(count, length);
-            tree.moved(&plain, sim, way).map_err(|failed| failed.error).unwrap();
+            tree.moved(&plain, sim, direction).map_err(|failed| failed.error).unwrap();
             assert_eq!(tree.wrong(), 0);
         }
     }
@@ -247,12 +247,12 @@ fn fewer_than_eight_small_pieces_and_large_ones_are_moved_one_by_one() {
 
 #[test]
 fn staging_of_packed_pieces_is_not_used_before_its_last_copy_has_run() {
-    for way in WAYS {
+    for direction in DIRECTIONS {
         let (_one, sim, pool) = device();
         let mut tree = rows(200, 300);
         let mut wrong = |lies| {
             sim.state().lies = lies;
-            tree.moved(&packing(sim, &pool), sim, way).map_err(|failed| failed.error).unwrap();
+            tree.moved(&packing(sim, &pool), sim, direction).map_err(|failed| failed.error).unwrap();
             sim.finish();
             tree.wrong()
         };
@@ -272,16 +272,16 @@ fn a_piece_that_a_side_leaves_out_is_seen() {
         // SAFETY: the caller's promises.
         unsafe { on_device(&pieces[..pieces.len() - 1], stream) }
     }
-    for way in ALL {
+    for direction in ALL {
         let (_one, sim, pool) = device();
         let moves = packing(sim, &pool);
         let host = Moves { on_host: host_but_one, ..packing(sim, &pool) };
         let device = Moves { on_device: device_but_one, ..packing(sim, &pool) };
-        for (moves, faulty) in [(moves, false), (host, way.1 != OTHER), (device, true)] {
+        for (moves, faulty) in [(moves, false), (host, direction.1 != OTHER), (device, true)] {
             // The host's loops are for views that are not plain bytes.
             let bytes = (DType::UINT8, DType::UINT8);
             let mut tree = Tree::new(&vec![((vec![300], vec![2], vec![2]), bytes, 0); 50]);
-            tree.moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
+            tree.moved(&moves, sim, direction).map_err(|failed| failed.error).unwrap();
             assert_eq!(tree.wrong() > 0, faulty);
         }
     }
@@ -289,19 +289,19 @@ fn a_piece_that_a_side_leaves_out_is_seen() {
 
 #[test]
 fn every_failure_is_an_error_and_the_next_tree_arrives() {
-    for (threads, way) in [1, 3].into_iter().flat_map(|threads| ALL.map(|way| (threads, way))) {
+    for (threads, direction) in [1, 3].into_iter().flat_map(|threads| ALL.map(|direction| (threads, direction))) {
         let cut = Cut { threads, ..SMALL.up };
         let cuts = Cuts { down: cut, up: cut, ..SMALL };
         for left in 0.. {
             let (_one, sim, pool) = device();
             let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
             let mut tree = rows(45, 100);
-            if way.1 == OTHER {
+            if direction.1 == OTHER {
                 // One that moves alone, first.
                 tree = Tree::new(&[vec![plain(2000)], vec![plain(300); 45]].concat());
             }
             sim.state().left = Some(left);
-            let done = tree.moved(&moves, sim, way);
+            let done = tree.moved(&moves, sim, direction);
             let is_over = sim.state().left != Some(0);
             sim.state().left = None;
             sim.finish();
@@ -312,13 +312,13 @@ fn every_failure_is_an_error_and_the_next_tree_arrives() {
                 assert_eq!(failed.error.kind(), ErrorKind::Driver);
             }
             assert!(done.is_err() || tree.wrong() == 0, "after {left} calls");
-            tree.moved(&moves, sim, way).map_err(|failed| failed.error).unwrap();
+            tree.moved(&moves, sim, direction).map_err(|failed| failed.error).unwrap();
             assert_eq!(tree.wrong(), 0, "after failure {left}");
             sim.finish();
             // A buffer whose last copy the driver cannot tell the end of is lost: the one before the threads start, and
             // one in each. So are blocks of two devices that copies may still read and fill: two of each.
             let (blocks, kept) = remaining(sim);
-            let lost = if way.1 == OTHER { 4 } else { 0 };
+            let lost = if direction.1 == OTHER { 4 } else { 0 };
             assert!(blocks <= lost && kept <= SMALL.buffers() + threads + 1, "{blocks}, {kept} after failure {left}");
             if is_over {
                 assert!(done.is_ok() && left > 10 && blocks == 0, "{left} calls");
@@ -333,11 +333,11 @@ fn an_error_of_a_launch_names_the_piece_among_all() {
     unsafe fn third(_: &[Piece<'_>], _: Stream) -> Result<(), Failed> {
         Err(Failed::new(2, Error::new(ErrorKind::CopyNeeded, "planned")))
     }
-    for way in ALL {
+    for direction in ALL {
         let (_one, sim, pool) = device();
         // The first is moved alone.
         let mut tree = Tree::new(&[vec![plain(2000)], vec![plain(50); 10]].concat());
-        let failed = tree.moved(&Moves { on_device: third, ..packing(sim, &pool) }, sim, way).unwrap_err();
+        let failed = tree.moved(&Moves { on_device: third, ..packing(sim, &pool) }, sim, direction).unwrap_err();
         assert_eq!((failed.index, failed.error.kind()), (3, ErrorKind::CopyNeeded));
     }
 }
@@ -346,7 +346,7 @@ fn an_error_of_a_launch_names_the_piece_among_all() {
 fn a_piece_that_cannot_be_moved_keeps_all_from_being_moved() {
     let (_one, sim, pool) = device();
     let wide = DType { bits: 128, lanes: 3, ..DType::UINT8 };
-    for way in WAYS {
+    for direction in DIRECTIONS {
         let bytes = (DType::UINT8, DType::UINT8);
         let dtypes = |number: usize| if number == 13 { (wide, wide) } else { bytes };
         let piece = |number: usize| ((vec![5], vec![2], vec![3]), dtypes(number), 0);
@@ -358,7 +358,7 @@ fn a_piece_that_cannot_be_moved_keeps_all_from_being_moved() {
             let view = |dtype, strides: &[i64]| Layout::new(dtype, &shape, Some(strides), 0).unwrap();
             *layout = (view(dtypes.0, &from), view(dtypes.1, &to));
         }
-        let failed = tree.moved(&packing(sim, &pool), sim, way).unwrap_err();
+        let failed = tree.moved(&packing(sim, &pool), sim, direction).unwrap_err();
         assert_eq!((failed.index, failed.error.kind()), (13, ErrorKind::CopyNeeded));
         assert_eq!(sim.state().submitted, 0, "nothing is launched");
     }
@@ -368,8 +368,8 @@ fn a_piece_that_cannot_be_moved_keeps_all_from_being_moved() {
 fn a_tree_in_a_capture_is_refused_before_anything_is_launched() {
     let (_one, sim, pool) = device();
     sim.state().captured = true;
-    for way in WAYS {
-        let failed = rows(20, 300).moved(&packing(sim, &pool), sim, way).unwrap_err();
+    for direction in DIRECTIONS {
+        let failed = rows(20, 300).moved(&packing(sim, &pool), sim, direction).unwrap_err();
         assert_eq!((failed.error.kind(), sim.state().submitted), (ErrorKind::Captured, 0));
     }
 }
@@ -381,7 +381,7 @@ fn a_tree_tells_how_far_it_is_and_what_hears_it_may_end_it() {
     let cut = Cut { threads: 1, ..SMALL.up };
     let cuts = Cuts { down: cut, up: cut, ..SMALL };
     let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
-    for way in WAYS {
+    for direction in DIRECTIONS {
         let mut tree = rows(60, 300);
         let large = rows(3, 5000);
         tree.layouts.extend(large.layouts);
@@ -398,7 +398,7 @@ fn a_tree_tells_how_far_it_is_and_what_hears_it_may_end_it() {
                 let enough = || Error::new(ErrorKind::Framework, "enough");
                 if heard.borrow().len() < most { Ok(()) } else { Err(enough()) }
             });
-            let done = ticking(tick, || tree.moved(&moves, sim, way));
+            let done = ticking(tick, || tree.moved(&moves, sim, direction));
             (done, told.take(), tree.wrong())
         };
         let (done, told, wrong) = hearing(usize::MAX);

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 fn ticket(number: u64) -> Ticket {
     let text = format!(
-        r#"{{"truebridge":3,"socket":"/s","share":{number},"token":"{}","expires":9,"about":"{number}"}}"#,
+        r#"{{"truebridge":4,"socket":"/s","share":{number},"token":"{}","expires":9,"about":"{number}"}}"#,
         "0".repeat(32)
     );
     text.parse().unwrap()

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Threads of the program that opens.
 const THREADS: usize = 2;
 
-const CONTENT: &str = r#"{"segments":[{"road":"file","nbytes":64,"writing":"never"}],"tensors":[{"segment":0,"offset":0,"dtype":"uint8","shape":[64],"strides":[1]}]}"#;
+const CONTENT: &str = r#"{"segments":[{"transport":"file","nbytes":64,"writing":"never"}],"tensors":[{"segment":0,"offset":0,"dtype":"uint8","shape":[64],"strides":[1]}]}"#;
 
 /// The end of a content with a point.
 const POINTS: &str = r#"}],"points":[{"device":"01010101010101010101010101010101","word":0,"value":1}]}"#;

@@ -10,7 +10,7 @@
  *
  * The caller keeps the reference to the Python object until `end`, and nothing may replace the tensor's memory
  * meanwhile, as t.resize_ does. A kernel in `stream` is like an operation of the framework itself, and may still run
- * after `end`. For work in another stream the caller orders both ways.
+ * after `end`. For work in another stream the caller orders in both directions.
  *
  * A tensor that requires grad is borrowed: autograd does not see kernels. A tensor whose conjugation or negation PyTorch
  * has deferred is refused.

@@ -1,6 +1,6 @@
-"""The fast ways of CuPy and PyTorch on a CUDA device are in use, and what is known of memory is true.
+"""The fast paths of CuPy and PyTorch on a CUDA device are in use, and what is known of memory is true.
 
-Each fast way has a slower one with the same results, so no other test notices which one it is.
+Each fast path has a slower one with the same results, so no other test notices which one it is.
 """
 
 from __future__ import annotations
@@ -240,12 +240,12 @@ def test_memory_of_pytorchs_allocator_is_reused_in_the_order_of_any_stream() -> 
         return torch.from_dlpack(cupy.zeros(1 << 12))
 
     for _ in range(2):
-        ways = [(default, default), (side, side), (default, side), (side, default)]
-        assert [waiting(own, *streams) for streams in ways] == [0, 0, 0, 0]
+        paths = [(default, default), (side, side), (default, side), (side, default)]
+        assert [waiting(own, *streams) for streams in paths] == [0, 0, 0, 0]
         assert [waiting(foreign, default, stream) for stream in (default, side)] == [1, 1]
 
 
-# Random programs of PyTorch and CuPy, whose handoffs take the fast ways and the slow ones in turn.
+# Random programs of PyTorch and CuPy, whose handoffs take the fast paths and the slow ones in turn.
 #
 # Each program writes numbers, hands tensors over between streams, drops views early, and lets other tensors have their
 # memory, while every stream lags behind. What it reads is compared with numbers that the host knows.
@@ -268,8 +268,8 @@ class Tensor(torch.Tensor):  # type: ignore[misc]
     """A tensor of a class of the user's."""
 
 
-def another_way(x: Any, rng: random.Random) -> Any:
-    """Return the same tensor, or one with the same elements whose handoff takes a slower way."""
+def another_path(x: Any, rng: random.Random) -> Any:
+    """Return the same tensor, or one with the same elements whose handoff takes a slower path."""
     if rng.random() < 0.5:
         return x
     if isinstance(x, torch.Tensor):
@@ -337,7 +337,7 @@ class Program:
     def hand_over(self, held: Held) -> None:
         """Convert a tensor to the other framework, for a stream of its own. The view before it is dropped."""
         to = self.rng.choice((held.stream, self.rng.randrange(len(self.streams))))
-        x = another_way(held.x, self.rng)
+        x = another_path(held.x, self.rng)
         with tb.trace() if self.rng.random() < 0.05 else contextlib.nullcontext():
             if isinstance(x, torch.Tensor):
                 with self.within(held.stream, to):

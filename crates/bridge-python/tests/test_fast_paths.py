@@ -1,6 +1,6 @@
-"""Random conversions have the same results by every way: fast ways are switched off, one by one and as the calls come.
+"""Random conversions have the same results by every way: fast paths are switched off, one by one and as the calls come.
 
-The adapters of PyTorch and NumPy look a fast way up once in a process, and have a slower one where a version lacks it.
+The adapters of PyTorch and NumPy look a fast path up once in a process, and have a slower one where a version lacks it.
 Traces and `debug` wrap the adapters; they are switched on and off between the calls.
 """
 
@@ -21,7 +21,7 @@ from programs import Warm
 torch: Any = pytest.importorskip("torch")
 
 
-#: What hides a fast way before the package looks it up.
+#: What hides a fast path before the package looks it up.
 HIDE = {
     "exchange of PyTorch": "del torch.Tensor.__dlpack_c_exchange_api__",
     "C API of NumPy": "del vars(importlib.import_module(umath))['_ARRAY_API']",
@@ -88,27 +88,27 @@ print(json.dumps(ended))
 """
 
 
-def ended(warm: Warm, seed: int, *ways: str) -> list[list[object]]:
-    ran = warm.run(PROGRAM.format(seed=seed, hidden=[HIDE[way] for way in ways]))
+def ended(warm: Warm, seed: int, *paths: str) -> list[list[object]]:
+    ran = warm.run(PROGRAM.format(seed=seed, hidden=[HIDE[path] for path in paths]))
     assert ran.returncode == 0, ran.stderr
     outcomes: list[list[object]] = json.loads(ran.stdout)
     return outcomes
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_results_are_the_same_by_every_way(seed: int, beside_torch: Warm) -> None:
+def test_results_are_the_same_by_every_path(seed: int, beside_torch: Warm) -> None:
     fast = ended(beside_torch, seed)
     assert {outcome[1] for outcome in fast if len(outcome) > 2} == {True, False}
     assert {outcome[1] for outcome in fast if len(outcome) == 2} >= {"requires_grad"}
     assert len({str(outcome) for outcome in fast}) > 50
-    for ways in (["exchange of PyTorch"], ["C API of NumPy"], list(HIDE)):
-        assert ended(beside_torch, seed, *ways) == fast, f"without {ways}"
+    for paths in (["exchange of PyTorch"], ["C API of NumPy"], list(HIDE)):
+        assert ended(beside_torch, seed, *paths) == fast, f"without {paths}"
 
 
-def test_the_fast_way_of_pytorch_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), "this PyTorch has no fast way"
+def test_the_fast_path_of_pytorch_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), "this PyTorch has no fast path"
     tensor, array = torch.arange(3.0), np.arange(3.0)
-    tb.to_numpy(tensor)  # looks the ways up
+    tb.to_numpy(tensor)  # looks the paths up
 
     def slow(*_: object) -> None:
         raise AssertionError("Python was asked")
@@ -120,7 +120,7 @@ def test_the_fast_way_of_pytorch_is_the_one_in_use(monkeypatch: pytest.MonkeyPat
     assert there.tolist() == back.tolist() == [0, 1, 2]
 
 
-def test_the_fast_way_of_numpy_is_the_one_in_use(beside_torch: Warm) -> None:
+def test_the_fast_path_of_numpy_is_the_one_in_use(beside_torch: Warm) -> None:
     ran = beside_torch.run("""
 import numpy
 
@@ -138,7 +138,7 @@ assert tb.to_numpy(array).tolist() == [5, 3, 1] and not asked, asked
 
 
 @pytest.mark.parametrize("change", ["t.data = torch.zeros(1)", "t.set_()"])
-def test_memory_lives_as_long_as_its_view_without_the_fast_way(change: str, beside_torch: Warm) -> None:
+def test_memory_lives_as_long_as_its_view_without_the_fast_path(change: str, beside_torch: Warm) -> None:
     ran = beside_torch.run(f"""
 import gc, threading, weakref
 import numpy, torch
@@ -164,7 +164,7 @@ assert kept() is None, "nothing returned the memory"
 
 
 @pytest.mark.parametrize(("size", "kind"), [(400, "layout"), (0, "not_a_tensor")])
-def test_a_view_beyond_its_storage_is_refused_without_the_fast_way(size: int, kind: str, beside_torch: Warm) -> None:
+def test_a_view_beyond_its_storage_is_refused_without_the_fast_path(size: int, kind: str, beside_torch: Warm) -> None:
     ran = beside_torch.run(f"""
 import torch
 {HIDE["exchange of PyTorch"]}
