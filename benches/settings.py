@@ -55,9 +55,9 @@ class Setting:
         source, target = self.path.split("→")
         seen = borrowed(tensor)
         rows, columns = seen["shape"]
-        # `Floor.cross` is a built-in method, as the functions of the package are.
+        # `Floor.convert` is a built-in method, as the functions of the package are.
         memory = (seen["data"], (rows, columns), int(seen["device"].partition(":")[2] or -1))
-        return Floor(source, target, memory, self.pairs, self.records).cross
+        return Floor(source, target, memory, self.pairs, self.records).convert
 
     def parts(self, count: int) -> list[Any]:
         """Return ``count`` small tensors, no two at one address."""
@@ -130,7 +130,7 @@ def _setting(pair: Pair, chosen: str, bar: float | None, streams: dict[str, Stre
         for work in {source.handle: pair.of_source.occupy, target.handle: pair.of_target.occupy}.values():
             work()
 
-    crosses = source.handle != target.handle
+    differs = source.handle != target.handle
     return Setting(
         f"{pair.source}→{pair.target}",
         chosen,
@@ -142,7 +142,7 @@ def _setting(pair: Pair, chosen: str, bar: float | None, streams: dict[str, Stre
         occupy if chosen.endswith("busy") else wait,
         slices=pair.of_source.slices,
         back=getattr(truebridge, f"to_{pair.source}") if pair.target in pair.of_source.back else None,
-        pairs=[(source.handle, target.handle), (target.handle, source.handle)] if crosses else [],
+        pairs=[(source.handle, target.handle), (target.handle, source.handle)] if differs else [],
         records=[source.handle] if pair.of_source.unknown_reuse else [],
         floor_bar=None if pair.kind == "cpu" else OVER_FLOOR,
     )

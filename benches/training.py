@@ -170,7 +170,7 @@ class Setting:
         self.difference = self._difference()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
         self.own = torch.optim.SGD([*self.first.parameters(), *self.last.parameters()], lr=RATE)
-        # What crosses between the halves.
+        # The tensors between the halves.
         with torch.no_grad():
             entered = self.first(self.x)
             left = layer.module(entered)

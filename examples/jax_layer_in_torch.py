@@ -39,7 +39,7 @@ def seconds(step: Any) -> float:
 
 
 def halves(x: torch.Tensor, y: torch.Tensor, model: nn.Sequential, params: Any) -> tuple[Any, Any]:
-    """Return a step of PyTorch's layers and a step of JAX's. What would cross is made beforehand."""
+    """Return a step of PyTorch's layers and a step of JAX's. What would be converted is made beforehand."""
     first, middle, last = model
     between = middle(first(x)).detach().requires_grad_()
     entering, sent = tb.to_jax([first(x).detach(), torch.rand_like(between)], copy=True)

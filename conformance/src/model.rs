@@ -298,9 +298,9 @@ pub fn row_major(shape: &[i64]) -> Vec<i64> {
 /// The expected outcome of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// It crosses in place.
+    /// It converts in place.
     InPlace,
-    /// It crosses as a copy.
+    /// It converts as a copy.
     Copied,
     /// It is refused.
     Refused(ErrorKind),

@@ -1,4 +1,4 @@
-//! A framework whose tensors cross by tickets has every property of the framework itself, and flaws on the way are
+//! A framework whose tensors are converted by tickets has every property of the framework itself, and flaws on the way are
 //! found. A thread serves it here: the runner judges processes.
 
 use bridge_conformance::processes::{Around, Direction, FLAWS, Flaw, Remote, serve};
@@ -24,7 +24,7 @@ fn judge<F, T>(pair: &Pair<'_, F, T>) -> PairReport {
 }
 
 #[test]
-fn tensors_that_cross_by_tickets_have_every_property() {
+fn tensors_that_are_shared_by_tickets_have_every_property() {
     let (local, remote, other) = (HERE(), remote(), remote());
     for report in [judge(&remote.after(&local)), judge(&remote.before(&local)), judge(&remote.after(&other))] {
         assert!(report.passed(), "{report:#?}");

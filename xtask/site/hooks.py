@@ -76,7 +76,7 @@ KEYWORDS = {
     "python.md": "jupyter notebook plan",
     "tensorflow.md": "tensorflow 1.15",
     "troubleshooting.md": "error exception OOM",
-    "what-crosses.md": "dtype int8 int16 int32 int64 uint8 float16 float32 float64",
+    "conversions.md": "dtype int8 int16 int32 int64 uint8 float16 float32 float64",
 }
 #: The page with verdicts. By sign: the verdict, and what stands in its cell.
 SCOREBOARD = "scoreboard.md"

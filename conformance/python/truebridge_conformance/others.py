@@ -1,4 +1,4 @@
-"""Other processes, for what crosses between them."""
+"""Other processes, for what is converted between them."""
 
 from __future__ import annotations
 

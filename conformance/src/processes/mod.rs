@@ -1,4 +1,4 @@
-//! A framework in another process, as a subject: its tensors cross by tickets of `bridge-ipc`.
+//! A framework in another process, as a subject: its tensors are converted by tickets of `bridge-ipc`.
 //!
 //! [`Remote`] is the subject in the process that judges, [`serve`] the other process: it has the framework's own
 //! [`Subject`](crate::Subject) and does what it is asked. Every tensor of the other process is shared by its adapter
@@ -7,7 +7,7 @@
 //!
 //! On the host, memory of a framework leaves its process by a copy: a tensor that goes there is copied into its ticket,
 //! as users share it. The other process makes its own tensors in shared memory, so those that come back do so in place.
-//! On a CUDA device frameworks make tensors in memory of their own, and all cross in place.
+//! On a CUDA device frameworks make tensors in memory of their own, and all are converted in place.
 
 mod flaw;
 mod piece;
@@ -91,7 +91,7 @@ fn shares() -> usize {
     process::exporter_if_any().map_or(0, |exporter| exporter.held().shares)
 }
 
-/// Returns the value of `copy` for a tensor that is to cross in place. One without elements lies nowhere.
+/// Returns the value of `copy` for a tensor that is to be converted in place. One without elements lies nowhere.
 fn in_place(layout: &Layout) -> Option<bool> {
     (layout.numel() > 0).then_some(false)
 }

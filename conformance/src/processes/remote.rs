@@ -4,7 +4,7 @@ use super::flaw::{Astray, Flaw};
 use super::serve::writing;
 use super::wire::{Answer, Hello, Id, Made, Request, receive, send};
 use super::{Around, held, in_place, shares};
-use crate::properties::Crossing;
+use crate::properties::Conversion;
 use crate::{Capabilities, Observed, Pair, Spec, Subject, model};
 use bridge_core::{
     Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Offer, Options, Order, Ordering, Plan,
@@ -180,19 +180,19 @@ impl Remote {
 
     /// Returns how tensors of the host go into the other process: as its users share them. `None`: by core, into
     /// [`import`](Adapter::import).
-    fn conversion<'a, F>(&'a self, from: &'a dyn Subject<Tensor = F>) -> Option<Crossing<'a, F, RemoteTensor>> {
-        let cross: Crossing<'a, F, RemoteTensor> =
+    fn conversion<'a, F>(&'a self, from: &'a dyn Subject<Tensor = F>) -> Option<Conversion<'a, F, RemoteTensor>> {
+        let convert: Conversion<'a, F, RemoteTensor> =
             Box::new(|tensor, ordering, copy| self.take(from, tensor, ordering, copy));
-        (self.device == Device::CPU).then_some(cross)
+        (self.device == Device::CPU).then_some(convert)
     }
 
     /// Returns how tensors of a device come out of the other process: as its users open them, who have room for copies.
     /// `None`: by core, from [`export`](Adapter::export).
-    fn conversion_out<'a, T>(&'a self, to: &'a dyn Subject<Tensor = T>) -> Option<Crossing<'a, RemoteTensor, T>> {
-        let cross: Crossing<'a, RemoteTensor, T> = Box::new(move |tensor, ordering, copy| {
+    fn conversion_out<'a, T>(&'a self, to: &'a dyn Subject<Tensor = T>) -> Option<Conversion<'a, RemoteTensor, T>> {
+        let convert: Conversion<'a, RemoteTensor, T> = Box::new(move |tensor, ordering, copy| {
             transfer(&Opening(self), to, tensor, ordering, &Options::default().with_copy(copy))
         });
-        (self.device != Device::CPU).then_some(cross)
+        (self.device != Device::CPU).then_some(convert)
     }
 
     /// Copies a tensor of the host into a ticket, and has it opened by the other process.

@@ -1,4 +1,4 @@
-//! Many tensors that cross at once, and return their memory together.
+//! Many tensors that are converted at once, and return their memory together.
 
 use super::order::bytes;
 use super::{Failure, Outcome, Pair, on, on_both, outstanding, same_bytes};

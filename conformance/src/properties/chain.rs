@@ -83,13 +83,13 @@ fn step<F, T, A, B>(
         Expected::Refused(ErrorKind::ReadOnly) if options.is_read_only() => Expected::InPlace,
         expected => expected,
     };
-    let crossed = transfer(from, to, &link.view, pair.ordering(), options);
-    pair.see(crossed.as_ref().map(|(_, done)| done.plan).map_err(drop));
-    let crossed = as_expected(crossed, expected).map_err(|failure| {
+    let converted = transfer(from, to, &link.view, pair.ordering(), options);
+    pair.see(converted.as_ref().map(|(_, done)| done.plan).map_err(drop));
+    let converted = as_expected(converted, expected).map_err(|failure| {
         let message = format!("{names}: {failure}");
         Failure { message, ..failure }
     })?;
-    let Some((view, _)) = crossed else { return Ok(None) };
+    let Some((view, _)) = converted else { return Ok(None) };
     let seen = to.observe(&view)?;
     let in_place = expected == Expected::InPlace;
     // A framework that writes to it knows it as memory like any other.

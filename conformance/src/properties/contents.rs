@@ -15,7 +15,7 @@ pub(super) fn values<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     same_bytes("the source, after the conversion", &pair.from.read(&tensor)?, &expected)
 }
 
-/// Every dtype crosses as itself, or is refused just as the target's profile says.
+/// Every dtype is converted as itself, or is refused just as the target's profile says.
 pub(super) fn dtype<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (tensor, bytes) = pair.create(case)?;
     let source = pair.from.observe(&tensor)?;

@@ -14,7 +14,7 @@ pub(super) fn copy<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         let (copy, told) = match pair.transfer(&tensor, Some(true)) {
             // A framework may have no copies of its own.
             Err(error) if !kernels && error.kind() == ErrorKind::CopyNeeded => continue,
-            crossed => crossed?,
+            converted => converted?,
         };
         let own = matches!(told.copied_by, Some(CopiedBy::Producer | CopiedBy::Consumer));
         // What has no elements is copied by none.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The most calls before the one that fails. Few conversions make more.
 const CALLS: usize = 9;
 
-/// The most tensors that cross together.
+/// The most tensors that are converted together.
 const TENSORS: usize = 3;
 
 /// One call of a conversion fails: of an adapter, of the ordering or of its copies. The error is reported, every lease
@@ -33,9 +33,9 @@ pub(super) fn failure<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let sides = (streams.from(case.streams.write), streams.to(case.streams.read));
     let countdown = Countdown::new(calls);
     let attempt = || {
-        let crossed = attempt(pair, case, &tensors, &countdown);
+        let converted = attempt(pair, case, &tensors, &countdown);
         // A wait that fails while memory is returned leaks it, as it must.
-        Ok((countdown.stop(), crossed.err().map(|error| error.to_string())))
+        Ok((countdown.stop(), converted.err().map(|error| error.to_string())))
     };
     let (failed, error) = on_both(pair, sides.0, sides.1, attempt)?;
     if failed.is_some() {
@@ -110,8 +110,8 @@ fn attempt<F, T>(
     let ordering = FailingOrdering { ordering: Arc::clone(pair.ordering()), countdown: countdown.clone() };
     let ordering: Arc<dyn Ordering> = Arc::new(ordering);
     // Inside a package no call can be made to fail.
-    if let Some(cross) = pair.conversion_there.as_ref().filter(|_| !pair.by_package) {
-        return tensors.iter().map(|tensor| cross(tensor, &ordering, case.copy)).collect();
+    if let Some(convert) = pair.conversion_there.as_ref().filter(|_| !pair.by_package) {
+        return tensors.iter().map(|tensor| convert(tensor, &ordering, case.copy)).collect();
     }
     let from = FailingAdapter { adapter: as_adapter(pair.from), countdown: countdown.clone() };
     let to = FailingAdapter { adapter: as_adapter(pair.to), countdown: countdown.clone() };

@@ -75,7 +75,7 @@ fn keeps<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let base = |seen: usize| seen - spec.offset * model::itemsize(spec.dtype);
     let address = pair.from.observe(&tensor)?.address;
     let from = Watched { adapter: pair.from, returned: Arc::default() };
-    let crossed = match pair.conversion_there {
+    let converted = match pair.conversion_there {
         // Frameworks of two processes: the lease is of the process between them.
         Some(_) => pair.transfer(&tensor, None),
         None => transfer(&from, pair.to, &tensor, pair.ordering(), &Options::default()),
@@ -83,7 +83,7 @@ fn keeps<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let lost = from.returned.load(SeqCst);
     drop(tensor);
     // What is refused or copied has no lease; whether it may be is judged by the steps.
-    if let Some((view, _)) = crossed.ok().filter(|(_, transfer)| transfer.bytes_copied == 0) {
+    if let Some((view, _)) = converted.ok().filter(|(_, transfer)| transfer.bytes_copied == 0) {
         if lost {
             let advice = "keep the lease where the framework keeps the owner of foreign memory";
             return Err(Failure::last(format!("the import dropped its lease while the view lives: {advice}")));

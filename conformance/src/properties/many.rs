@@ -1,4 +1,4 @@
-//! Different tensors that cross together.
+//! Different tensors that are converted together.
 
 use super::{Failure, Outcome, Pair, as_expected, ensure, same_bytes};
 use crate::model::{self, Expected, Random};
@@ -28,10 +28,10 @@ pub(super) fn many<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     }
     let from: &dyn Adapter<Tensor = F> = pair.from;
     let list: Vec<_> = tensors.iter().map(|tensor| (from, tensor)).collect();
-    let crossed = transfer_all(&list, pair.to, pair.ordering(), &Options::default().with_copy(case.copy));
+    let converted = transfer_all(&list, pair.to, pair.ordering(), &Options::default().with_copy(case.copy));
     let refused = expected.iter().any(|expected| matches!(expected, Expected::Refused(_)));
-    let crossed = match crossed {
-        Ok(crossed) => crossed,
+    let converted = match converted {
+        Ok(converted) => converted,
         Err(Failed { index, error, .. }) => {
             pair.see(Err(()));
             let named = expected.get(index).copied().filter(|_| refused);
@@ -42,10 +42,15 @@ pub(super) fn many<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
             return as_expected::<()>(Err(error), named).map(drop);
         }
     };
-    ensure!(!refused, "all crossed, and one of them had to be refused");
-    ensure!(crossed.len() == specs.len(), "{} crossed of {}", words::counted(crossed.len(), "tensor"), specs.len());
+    ensure!(!refused, "all were converted, and one of them had to be refused");
+    ensure!(
+        converted.len() == specs.len(),
+        "{} converted of {}",
+        words::counted(converted.len(), "tensor"),
+        specs.len()
+    );
     let mut views = Vec::new();
-    for (index, (view, done)) in crossed.into_iter().enumerate() {
+    for (index, (view, done)) in converted.into_iter().enumerate() {
         pair.see(Ok(done.plan));
         let (source, seen) = (pair.from.observe(&tensors[index])?, pair.to.observe(&view)?);
         let told = (seen.dtype, &seen.shape) == (specs[index].dtype, &specs[index].shape);

@@ -108,20 +108,20 @@ pub struct Pair<'a, F, T> {
     pub(crate) native: Option<NativeMethod<'a, F, T>>,
     /// Another framework with the type of the target's tensors, through which tensors of the target go in a life.
     pub(crate) third: Option<&'a dyn Subject<Tensor = T>>,
-    /// Another framework with the type of the source's tensors, whose tensors cross together with those of the source.
+    /// Another framework with the type of the source's tensors, whose tensors are converted together with those of the source.
     pub(crate) also: Option<&'a dyn Subject<Tensor = F>>,
     /// Whether a package that is built of the same adapters takes tensors across, within the process.
     pub(crate) by_package: bool,
     /// Takes a tensor of the source across; `None`: core's `transfer`.
-    pub(crate) conversion_there: Option<Crossing<'a, F, T>>,
+    pub(crate) conversion_there: Option<Conversion<'a, F, T>>,
     /// Takes a tensor of the target back; `None`: core's `transfer`.
-    pub(crate) conversion_back: Option<Crossing<'a, T, F>>,
+    pub(crate) conversion_back: Option<Conversion<'a, T, F>>,
 }
 
 bridge_core::debug_fields!(impl[F, T] Pair<'_, F, T>);
 
 /// Takes a tensor across, with this ordering and the requested `copy`.
-pub(crate) type Crossing<'a, F, T> = Box<dyn Fn(&F, &Arc<dyn Ordering>, Option<bool>) -> Result<(T, Transfer)> + 'a>;
+pub(crate) type Conversion<'a, F, T> = Box<dyn Fn(&F, &Arc<dyn Ordering>, Option<bool>) -> Result<(T, Transfer)> + 'a>;
 
 /// An ordering without its copies.
 struct WithoutCopies(Arc<dyn Ordering>);
@@ -219,7 +219,7 @@ impl<'a, F, T> Pair<'a, F, T> {
 impl<'a, T> Pair<'a, T, T> {
     /// Lets a package take tensors across and back, instead of core.
     #[cfg(feature = "python")]
-    pub(crate) fn by_package(self, there: Crossing<'a, T, T>, back: Crossing<'a, T, T>) -> Self {
+    pub(crate) fn by_package(self, there: Conversion<'a, T, T>, back: Conversion<'a, T, T>) -> Self {
         Self { by_package: true, conversion_there: Some(there), conversion_back: Some(back), ..self }
     }
 
@@ -231,7 +231,7 @@ impl<'a, T> Pair<'a, T, T> {
         Self { native: Some(native), also: self.also.or(Some(to)), ..self }
     }
 
-    /// Adds a third framework, into which views of the target are imported, too. Its tensors cross together with those of
+    /// Adds a third framework, into which views of the target are imported, too. Its tensors are converted together with those of
     /// the source, if it has streams.
     #[must_use]
     pub fn with_third(self, third: Option<&'a dyn Subject<Tensor = T>>) -> Self {
@@ -268,12 +268,12 @@ impl<F, T> Pair<'_, F, T> {
     }
 
     fn transfer(&self, tensor: &F, copy: Option<bool>) -> Result<(T, Transfer)> {
-        let crossed = match &self.conversion_there {
-            Some(cross) => cross(tensor, self.ordering(), copy),
+        let converted = match &self.conversion_there {
+            Some(convert) => convert(tensor, self.ordering(), copy),
             None => transfer(self.from, self.to, tensor, self.ordering(), &Options::default().with_copy(copy)),
         };
-        self.see(crossed.as_ref().map(|(_, done)| done.plan).map_err(drop));
-        crossed
+        self.see(converted.as_ref().map(|(_, done)| done.plan).map_err(drop));
+        converted
     }
 
     fn transfer_all(
@@ -283,26 +283,26 @@ impl<F, T> Pair<'_, F, T> {
     ) -> std::result::Result<Vec<T>, Failure> {
         let tensors: Vec<(&dyn Adapter<Tensor = F>, &F)> =
             tensors.iter().map(|(subject, tensor)| (*subject as _, *tensor)).collect();
-        let (options, mut crossed) = (Options::default().with_copy(copy), Ok(Vec::new()));
-        self.from.together(&mut || crossed = transfer_all(&tensors, self.to, self.ordering(), &options));
-        match &crossed {
+        let (options, mut converted) = (Options::default().with_copy(copy), Ok(Vec::new()));
+        self.from.together(&mut || converted = transfer_all(&tensors, self.to, self.ordering(), &options));
+        match &converted {
             Ok(all) => all.iter().for_each(|(_, done)| self.see(Ok(done.plan))),
             Err(_) => self.see(Err(())),
         }
-        let crossed = crossed.map_err(|Failed { index, error, .. }| {
+        let converted = converted.map_err(|Failed { index, error, .. }| {
             let failure = Failure::from(error);
             Failure { message: format!("tensor {index} of {}: {failure}", tensors.len()), ..failure }
         })?;
-        Ok(crossed.into_iter().map(|(view, _)| view).collect())
+        Ok(converted.into_iter().map(|(view, _)| view).collect())
     }
 
     fn back(&self, tensor: &T, copy: Option<bool>) -> Result<(F, Transfer)> {
-        let crossed = match &self.conversion_back {
-            Some(cross) => cross(tensor, self.ordering(), copy),
+        let converted = match &self.conversion_back {
+            Some(convert) => convert(tensor, self.ordering(), copy),
             None => transfer(self.to, self.from, tensor, self.ordering(), &Options::default().with_copy(copy)),
         };
-        self.see(crossed.as_ref().map(|(_, done)| done.plan).map_err(drop));
-        crossed
+        self.see(converted.as_ref().map(|(_, done)| done.plan).map_err(drop));
+        converted
     }
 
     /// Records how a transfer of the current case ended.
@@ -485,7 +485,7 @@ fn same_bytes(what: &str, got: &[u8], want: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// Compares a result with the [expected](crate::model::expected) outcome. Returns the tensor where it crossed.
+/// Compares a result with the [expected](crate::model::expected) outcome. Returns the tensor where it was converted.
 fn as_expected<R>(got: Result<R>, expected: crate::model::Expected) -> std::result::Result<Option<R>, Failure> {
     use crate::model::Expected;
     match (got, expected) {

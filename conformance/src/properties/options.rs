@@ -27,9 +27,9 @@ pub(super) fn options<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let seen =
         Observed { shape: take(&asked.axes, &source.shape), strides: take(&asked.axes, &source.strides), ..source };
     let expected = expected(pair, &seen, case.copy, &asked);
-    let crossed = transfer(pair.from, pair.to, &tensor, pair.ordering(), &asked.options);
-    pair.see(crossed.as_ref().map(|(_, done)| done.plan).map_err(drop));
-    let Some((view, done)) = as_expected(crossed, expected)? else { return Ok(()) };
+    let converted = transfer(pair.from, pair.to, &tensor, pair.ordering(), &asked.options);
+    pair.see(converted.as_ref().map(|(_, done)| done.plan).map_err(drop));
+    let Some((view, done)) = as_expected(converted, expected)? else { return Ok(()) };
     ensure!(
         (done.plan == Plan::ZeroCopy) == (expected == Expected::InPlace),
         "done: {}; expected: {expected}",

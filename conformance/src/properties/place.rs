@@ -72,11 +72,11 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let source = pair.from.observe(&tensor)?;
     ensure!(source.read_only == case.spec.read_only, "the source made a tensor with read_only {}", source.read_only);
     let expected = model::expected(&source, None, pair.profiles(), case.copy);
-    let crossed = as_expected(pair.transfer(&tensor, case.copy), expected)?;
+    let converted = as_expected(pair.transfer(&tensor, case.copy), expected)?;
     if expected == Expected::Refused(ErrorKind::ReadOnly) {
         pair.show();
     }
-    let Some((view, _)) = crossed else { return Ok(()) };
+    let Some((view, _)) = converted else { return Ok(()) };
     let want = expected == Expected::InPlace && (source.read_only || is_kept(pair));
     if want && source.read_only {
         pair.show();
@@ -113,7 +113,7 @@ fn is_kept<F, T>(pair: &Pair<'_, F, T>) -> bool {
     pair.from.capabilities().immutable && pair.to.profile().keeps_read_only && pair.to.capabilities().writes
 }
 
-/// A write on either side that writes is seen on the other if and only if the tensor crossed in place.
+/// A write on either side that writes is seen on the other if and only if the tensor was converted in place.
 pub(super) fn aliasing<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (tensor, mut ours) = pair.create(case)?;
     let source = pair.from.observe(&tensor)?;

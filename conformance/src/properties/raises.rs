@@ -28,11 +28,11 @@ fn each<F, T>(pair: &Pair<'_, F, T>, case: &Case, raising: Raising<'_>) -> Outco
     let leased = outstanding();
     for (number, (copy, kernels)) in (0..).flat_map(|number| CALLS.map(|call| (number, call))) {
         pair.copies_by(kernels);
-        let mut crossed = None;
-        let Some(raised) = raising(number, &mut || crossed = Some(pair.transfer(&tensor, copy))) else { break };
+        let mut converted = None;
+        let Some(raised) = raising(number, &mut || converted = Some(pair.transfer(&tensor, copy))) else { break };
         let raised = raised?;
-        let Some(crossed) = crossed else { return Err(Failure::new("`raising` did not run what it was given")) };
-        let judged = ends_well(pair, &raised, crossed, copy, &elements).and_then(|()| pair.returned(leased));
+        let Some(converted) = converted else { return Err(Failure::new("`raising` did not run what it was given")) };
+        let judged = ends_well(pair, &raised, converted, copy, &elements).and_then(|()| pair.returned(leased));
         judged.map_err(|failure| failure.about(&raised.name))?;
         if raised.called {
             same_bytes("the source", &pair.from.read(&tensor)?, &elements)?;
@@ -46,12 +46,12 @@ fn each<F, T>(pair: &Pair<'_, F, T>, case: &Case, raising: Raising<'_>) -> Outco
 fn ends_well<F, T>(
     pair: &Pair<'_, F, T>,
     raised: &Raised,
-    crossed: Result<(T, Transfer)>,
+    converted: Result<(T, Transfer)>,
     copy: Option<bool>,
     elements: &[u8],
 ) -> Outcome {
     let Raised { kind, called, reaches, .. } = raised;
-    match crossed {
+    match converted {
         Ok((view, _)) => {
             ensure!(!called || !reaches, "the conversion hides that the function raised");
             same_bytes("the view", &pair.to.read(&view)?, elements)

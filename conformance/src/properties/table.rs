@@ -221,7 +221,7 @@ pub static PROPERTIES: &[Property] = &[
     },
     Property {
         name: "dtype",
-        doc: "every dtype crosses as itself or is refused as the profile says",
+        doc: "every dtype is converted as itself or is refused as the profile says",
         cases: 1100,
         native: false,
         left_out: |_| None,
@@ -352,7 +352,7 @@ pub static PROPERTIES: &[Property] = &[
     },
     Property {
         name: "batch",
-        doc: "tensors that cross together return their memory, each after its last reader",
+        doc: "tensors that are converted together return their memory, each after its last reader",
         cases: 400,
         native: false,
         left_out: no_streams,
@@ -418,7 +418,7 @@ pub static PROPERTIES: &[Property] = &[
     },
     Property {
         name: "many",
-        doc: "different tensors that cross together arrive each at its place",
+        doc: "different tensors that are converted together arrive each at its place",
         cases: 200,
         native: false,
         left_out: |sides| one_process(sides).or_else(|| no_computed_dtype(sides)),

@@ -119,7 +119,8 @@ fn judge(py: Python<'_>, options: &Options, send: &mut dyn FnMut(Message)) -> Re
             let third = third.as_ref().map(|third| third as _);
             let mut pair = Pair::new(&source, &target).with_native_method().with_third(third);
             if package::is_chosen() {
-                let conversions = package::crossing(&target).and_then(|there| Ok((there, package::crossing(&source)?)));
+                let conversions =
+                    package::conversion(&target).and_then(|there| Ok((there, package::conversion(&source)?)));
                 let (there, back) = conversions.map_err(|error| format!("truebridge: {error}"))?;
                 pair = pair.by_package(there, back);
             }

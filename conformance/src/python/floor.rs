@@ -75,7 +75,7 @@ impl Floor {
     }
 
     /// Makes the calls for `tensor`, and returns the consumer's object, whose drop belongs to the floor.
-    fn cross<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn convert<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         self.export.call(tensor)?;
         if let Some(events) = &self.events {
             events.submit()?;

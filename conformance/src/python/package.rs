@@ -1,7 +1,7 @@
 //! Conversions as users of the Python package `truebridge` make them.
 
 use super::PySubject;
-use crate::properties::Crossing;
+use crate::properties::Conversion;
 use bridge_core::{CopiedBy, Error, ErrorKind, Plan, Reason, Stream, Transfer};
 use bridge_pyo3::PyTensor;
 use pyo3::exceptions::PyValueError;
@@ -35,7 +35,7 @@ const COPIED_BY: [CopiedBy; 5] =
 type Converted<'py> = (Option<PyTensor<'py>>, Option<String>, usize, String);
 
 /// Returns what converts to this framework.
-pub(super) fn crossing<'a, 'py>(to: &'a PySubject<'py>) -> PyResult<Crossing<'a, PyTensor<'py>, PyTensor<'py>>> {
+pub(super) fn conversion<'a, 'py>(to: &'a PySubject<'py>) -> PyResult<Conversion<'a, PyTensor<'py>, PyTensor<'py>>> {
     let convert = to.py().import("truebridge_conformance.subjects.package")?.getattr("convert")?;
     let target = to.profile_name().to_owned();
     Ok(Box::new(move |tensor, _, copy| {

@@ -76,7 +76,7 @@ pub struct Options {
     /// When the time of a worker is over, in milliseconds of the Unix epoch: it has loaded its frameworks by then.
     #[arg(long, hide = true)]
     pub until: Option<u64>,
-    /// Plant this flaw where tensors cross between the processes of the pair.
+    /// Plant this flaw where tensors are converted between the processes of the pair.
     #[arg(long, hide = true)]
     pub plant: Option<String>,
     /// Serve this adapter to the worker that judges it, at the standard input and output.

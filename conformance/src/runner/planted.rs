@@ -1,4 +1,4 @@
-//! Flaws where tensors cross between processes, and faults in the adapters of the frameworks: each is planted into a
+//! Flaws where tensors are converted between processes, and faults in the adapters of the frameworks: each is planted into a
 //! process of its own, and must be found there.
 
 use super::adapters::Known;

@@ -137,7 +137,7 @@ def judged(folder: Path, pair: str, dlpack: str, cases: int = 150) -> tuple[subp
 
 
 @pytest.mark.parametrize("target", ["torch", "numpy"])
-def test_its_tensors_cross_and_its_copies_are_not_asked_for(target: str, tmp_path: Path) -> None:
+def test_its_tensors_convert_and_its_copies_are_not_asked_for(target: str, tmp_path: Path) -> None:
     run, report = judged(tmp_path, f"tvm_ffi:{target}", "array.__dlpack__(**keywords)")
     assert run.returncode == 0, run.stdout + run.stderr
     (pair,) = report["pairs"]

@@ -78,7 +78,7 @@ impl Sides {
 }
 
 fn adapter(place: &Place) -> Candle {
-    // SAFETY: the tests replace no storage, and use a tensor that crosses in the stream of its device alone.
+    // SAFETY: the tests replace no storage, and use a tensor that is converted in the stream of its device alone.
     unsafe { Candle::with_cuda(device(place)) }
 }
 
@@ -296,7 +296,7 @@ fn every_dtype_converts_in_both_directions_and_orders() {
 }
 
 #[test]
-fn tensors_without_elements_and_dimensions_cross() {
+fn tensors_without_elements_and_dimensions_convert() {
     let Some(sides) = Sides::new() else { return };
     let slice = |shape: &[i64]| {
         let slice = sides.cudarc.stream().clone_htod(&[3.0f32]).unwrap();

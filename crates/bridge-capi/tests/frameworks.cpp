@@ -70,7 +70,7 @@ static void what_torch_has_deferred_is_done() {
   thrown(TB_COPY_NEEDED, [&] { tb::from_torch(values, TB_COPY_NEVER); });
 }
 
-static void tensors_without_elements_cross() {
+static void tensors_without_elements_convert() {
   for (const at::Tensor &empty : {at::ones({0}), at::ones({3, 0, 2})}) {
     const at::Tensor back = tb::tf_tensor_to_torch(tb::torch_to_tf_tensor(empty));
     EXPECT(back.sizes() == empty.sizes());
@@ -79,7 +79,7 @@ static void tensors_without_elements_cross() {
   EXPECT(tb::tf_tensor_to_torch(tb::torch_to_tf_tensor(number)).item<double>() == 3);
 }
 
-static void what_cannot_cross_says_why() {
+static void a_refusal_says_why() {
   at::Tensor grad = at::ones({2}).requires_grad_();
   EXPECT(thrown(TB_REQUIRES_GRAD, [&] { tb::from_torch(grad); }).find("detach") != std::string::npos);
   thrown(TB_NOT_A_TENSOR, [] { tb::from_torch(at::Tensor()); });
@@ -128,8 +128,8 @@ int main() {
   memory_lives_as_long_as_a_view();
   what_does_not_fit_is_copied();
   what_torch_has_deferred_is_done();
-  tensors_without_elements_cross();
-  what_cannot_cross_says_why();
+  tensors_without_elements_convert();
+  a_refusal_says_why();
   tensors_of_a_gpu_stay_there_or_are_moved();
   const tb_counts counts = tb::stats();
   EXPECT(counts.leased > 0 && counts.leased == counts.released && counts.leaked == 0);

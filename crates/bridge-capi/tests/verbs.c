@@ -22,7 +22,7 @@ static tb_tensor *made(const int64_t *shape, const int64_t *strides, int32_t rea
 
 static const int64_t SHAPE[2] = {4, 6}, TRANSPOSED[2] = {6, 4}, BY_COLUMNS[2] = {1, 6};
 
-static void a_managed_tensor_crosses_in_place(void) {
+static void a_managed_tensor_converts_in_place(void) {
   for (int versioned = 0; versioned < 2; ++versioned) {
     int deleted = 0;
     int64_t shape[2] = {4, 6}, strides[2] = {6, 1};
@@ -403,7 +403,7 @@ static void a_ticket_opens_what_was_shared(void) {
 int main(void) {
   tb_counts counts;
   renumber();
-  a_managed_tensor_crosses_in_place();
+  a_managed_tensor_converts_in_place();
   what_does_not_fit_is_copied();
   pinned_memory_is_copied_on_the_host();
   memory_of_another_device_is_not_copied();

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// An element type, by DLPack's `DLDataType` (`dlpack.h`): a type code, bits per lane, lanes.
 ///
-/// The set is open: a code without a name here crosses unchanged, and is refused only where a
+/// The set is open: a code without a name here is passed on unchanged, and is refused only where a
 /// [`Profile`](crate::Profile) does not list it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DType {

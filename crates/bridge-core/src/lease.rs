@@ -273,7 +273,7 @@ enum Returned {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Frameworks call this through C, which a panic of a foreign implementation must not cross.
+        // Frameworks call this through C, and a panic of an implementation must not unwind through it.
         let returned = catch_unwind(AssertUnwindSafe(|| self.give_back())).unwrap_or(Returned::Now);
         let first = match returned {
             Returned::Now => {

@@ -47,7 +47,7 @@ fn a_use_is_ordered_while_other_views_of_the_bytes_come_and_go() {
                 drop(second);
             }),
             thread::spawn(move || {
-                let third = transferred.cross(&[UNKNOWN]);
+                let third = transferred.convert(&[UNKNOWN]);
                 assert!(transferred.work(2, THIRD) >= 1, "its own view is alive");
                 drop(third);
             }),

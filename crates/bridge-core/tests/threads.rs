@@ -28,7 +28,7 @@ fn no_lease_is_lost_from_the_counts() {
                 let item = Item::Own(paper);
                 start.wait();
                 for _ in 0..LEASES {
-                    drop(transfer(&from, &to, &item, &ordering, &Options::default()).expect("it crosses"));
+                    drop(transfer(&from, &to, &item, &ordering, &Options::default()).expect("it converts"));
                 }
             });
         }
@@ -59,7 +59,7 @@ fn views_of_many_threads_all_leave() {
                     // Half of the addresses are the thread's own, all threads share the others.
                     let address = 0x10000 * (1 + number % 2 * (thread + 1)) + number % 7 * 0x100;
                     let item = Item::Own(Paper { address, ..Paper::new(&log) });
-                    let view = transfer(&from, &to, &item, &ordering, &Options::default()).expect("it crosses").0;
+                    let view = transfer(&from, &to, &item, &ordering, &Options::default()).expect("it converts").0;
                     assert!(to.side.used(address, common::OTHER, || None) > 0);
                     drop(view);
                 }
@@ -83,8 +83,8 @@ fn leases_of_a_batch_dropped_on_many_threads_all_return() {
             .collect();
         let tensors: Vec<(&dyn Adapter<Tensor = Item>, _)> = items.iter().map(|item| (&from as _, item)).collect();
         let ordering: Arc<dyn Ordering> = recorder.clone();
-        let crossed = transfer_all(&tensors, &to, &ordering, &Options::default());
-        let mut views = crossed.map_err(|failed| failed.error.to_string()).expect("they cross").into_iter();
+        let converted = transfer_all(&tensors, &to, &ordering, &Options::default());
+        let mut views = converted.map_err(|failed| failed.error.to_string()).expect("they convert").into_iter();
         let start = Barrier::new(THREADS + 1);
         thread::scope(|scope| {
             for _ in 0..THREADS {

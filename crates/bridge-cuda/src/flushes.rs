@@ -182,10 +182,10 @@ mod tests {
         }
     }
 
-    fn cross(from: &Empties, to: &Empties, ordering: &Arc<dyn Ordering>, count: usize) -> Vec<Option<Lease>> {
+    fn convert(from: &Empties, to: &Empties, ordering: &Arc<dyn Ordering>, count: usize) -> Vec<Option<Lease>> {
         let tensors: Vec<(&dyn Adapter<Tensor = Option<Lease>>, _)> = vec![(from, &None); count];
-        let crossed = transfer_all(&tensors, to, ordering, &Options::default()).expect("they cross");
-        crossed.into_iter().map(|(view, _)| view).collect()
+        let converted = transfer_all(&tensors, to, ordering, &Options::default()).expect("they convert");
+        converted.into_iter().map(|(view, _)| view).collect()
     }
 
     /// Returns an ordering whose flushes wait longer than any test, unless the last view calls them.
@@ -207,7 +207,7 @@ mod tests {
         for (reuse, returned) in [(Reuse::InStreamOrder, (1, 1)), (Reuse::Unknown, (2, 1))] {
             let (cuda, ordering) = patient();
             let (from, to) = (Empties::new(A, reuse), Empties::new(B, reuse));
-            let views = cross(&from, &to, &ordering, 300);
+            let views = convert(&from, &to, &ordering, 300);
             assert_eq!(records_and_waits(&cuda), (1, 1));
             drop(views);
             assert_eq!(records_and_waits(&cuda), returned);
@@ -223,7 +223,7 @@ mod tests {
         for (reuse, returned) in [(Reuse::InStreamOrder, (0, 0)), (Reuse::Unknown, (1, 0))] {
             let (cuda, ordering) = patient();
             let (from, to) = (Empties::new(A, reuse), Empties::new(A, reuse));
-            drop(cross(&from, &to, &ordering, 300));
+            drop(convert(&from, &to, &ordering, 300));
             assert_eq!(records_and_waits(&cuda), returned);
         }
     }
@@ -233,7 +233,7 @@ mod tests {
         let cuda = Arc::new(CudaOrdering::new(Fake::default(), 1));
         let ordering: Arc<dyn Ordering> = cuda.clone();
         let (from, to) = (Empties::new(A, Reuse::InStreamOrder), Empties::new(B, Reuse::InStreamOrder));
-        let mut views = cross(&from, &to, &ordering, 8);
+        let mut views = convert(&from, &to, &ordering, 8);
         for dropped in 1..=3 {
             views.pop();
             eventually("its memory is returned", || from.drops.load(SeqCst) == dropped);
@@ -247,7 +247,7 @@ mod tests {
         let ordering: Arc<dyn Ordering> = cuda.clone();
         for reuse in [Reuse::InStreamOrder, Reuse::Unknown] {
             let (from, to) = (Empties::new(A, reuse), Empties::new(B, reuse));
-            let mut views = cross(&from, &to, &ordering, 8);
+            let mut views = convert(&from, &to, &ordering, 8);
             cuda.devices().driver().take_calls();
             cuda.devices().driver().capture(A);
             views.pop();
@@ -268,7 +268,7 @@ mod tests {
         let ordering: Arc<dyn Ordering> = cuda.clone();
         let fake = cuda.devices().driver();
         let (from, to) = (Empties::new(owner, reuse), Empties::new(reader, reuse));
-        let views = cross(&from, &to, &ordering, 1);
+        let views = convert(&from, &to, &ordering, 1);
         *to.views.0.lock().unwrap() = current;
         fake.blocking(A);
         fake.capture(captured);
@@ -327,7 +327,7 @@ mod tests {
                     let to = Empties::new(unsafe { Stream::from_handle(0xb0 + number as u64) }, Reuse::InStreamOrder);
                     let mut kept = Vec::new();
                     for round in 0..ROUNDS {
-                        let mut views = cross(from, &to, ordering, TENSORS);
+                        let mut views = convert(from, &to, ordering, TENSORS);
                         kept.extend(views.drain(..round % TENSORS));
                         (0..round % 3).for_each(|_| drop(views.pop()));
                         if round % 10 == 0 {
@@ -349,7 +349,7 @@ mod tests {
     fn memory_is_leaked_where_the_driver_fails_at_the_flush() {
         let (cuda, ordering) = patient();
         let (from, to) = (Empties::new(A, Reuse::InStreamOrder), Empties::new(B, Reuse::InStreamOrder));
-        let views = cross(&from, &to, &ordering, 8);
+        let views = convert(&from, &to, &ordering, 8);
         cuda.devices().driver().fail("cuEventRecord", 4);
         drop(views);
         assert_eq!(from.drops.load(SeqCst), 0);

@@ -15,7 +15,7 @@ mod sealed {
 /// | `f32`, `f64` | `float32`, `float64` |
 /// | `half::f16`, `half::bf16` (feature `half`) | `float16`, `bfloat16` |
 ///
-/// Tensors of other dtypes cross as well, as addresses: see [`DeviceArray::data`](crate::DeviceArray::data).
+/// Tensors of other dtypes are converted as well, as addresses: see [`DeviceArray::data`](crate::DeviceArray::data).
 pub trait Element: sealed::Sealed + DeviceRepr + Copy + Send + Sync + 'static {
     /// The dtype.
     const DTYPE: DType;

@@ -37,7 +37,7 @@ fn late(stream: &Arc<CudaStream>, slice: &mut CudaSlice<f32>, value: f32) {
 }
 
 #[test]
-fn a_slice_crosses_in_place_and_in_order() {
+fn a_slice_converts_in_place_and_in_order() {
     let Some((context, _guard)) = context() else { return };
     let (producer, consumer) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     for round in 0..20 {

@@ -198,15 +198,15 @@ impl Parcel {
         let there = |index: &usize| matches!(places[*index], Place::There(..));
         let there: Vec<usize> = (0..tensors.len()).filter(there).collect();
         let in_place: Vec<_> = there.iter().map(|index| tensors[*index]).collect();
-        let crossed = transfer_all(&in_place, &ipc, ordering, options)
+        let converted = transfer_all(&in_place, &ipc, ordering, options)
             .map_err(|Failed { index, error, .. }| Failed::new(there[index], error))?;
-        let mut crossed = crossed.into_iter();
+        let mut converted = converted.into_iter();
         let mut copying: Option<(Arc<Arena>, Ipc)> = None;
         for (index, ((from, tensor), place)) in tensors.iter().zip(places).enumerate() {
             let failed = |error| Failed::new(index, error);
             let done = match place {
                 Place::There(segment, start) => {
-                    let (tensor, done) = crossed.next().expect("each has crossed");
+                    let (tensor, done) = converted.next().expect("each is converted");
                     parcel.keep(tensor, segment, start);
                     done
                 }

@@ -29,7 +29,7 @@ fn read<T: Element>(array: &HostArray) -> ArrayD<T> {
     unsafe { array.view::<T>() }.unwrap().to_owned()
 }
 
-fn crosses<T: Element + PartialEq + std::fmt::Debug>(elements: Vec<T>) {
+fn converts<T: Element + PartialEq + std::fmt::Debug>(elements: Vec<T>) {
     let start = elements.as_ptr().addr();
     let (same, done) = across(&HostArray::from(elements.clone()));
     assert_eq!(
@@ -43,24 +43,24 @@ fn crosses<T: Element + PartialEq + std::fmt::Debug>(elements: Vec<T>) {
 }
 
 #[test]
-fn a_vector_of_every_type_crosses_in_place() {
-    crosses(vec![true, false, true]);
-    crosses(vec![1i8, -2, 3]);
-    crosses(vec![1i16, -2, 3]);
-    crosses(vec![1i32, -2, 3]);
-    crosses(vec![1i64, -2, 3]);
-    crosses(vec![1u8, 2, 255]);
-    crosses(vec![1u16, 2, 3]);
-    crosses(vec![1u32, 2, 3]);
-    crosses(vec![1u64, 2, u64::MAX]);
-    crosses(vec![1.5f32, -0.0]);
-    crosses(vec![1.5f64, -0.0]);
-    crosses(vec![Complex::new(1.5f32, -2.0), Complex::new(0.0, 1.0)]);
-    crosses(vec![Complex::new(1.5f64, -2.0)]);
+fn a_vector_of_every_type_converts_in_place() {
+    converts(vec![true, false, true]);
+    converts(vec![1i8, -2, 3]);
+    converts(vec![1i16, -2, 3]);
+    converts(vec![1i32, -2, 3]);
+    converts(vec![1i64, -2, 3]);
+    converts(vec![1u8, 2, 255]);
+    converts(vec![1u16, 2, 3]);
+    converts(vec![1u32, 2, 3]);
+    converts(vec![1u64, 2, u64::MAX]);
+    converts(vec![1.5f32, -0.0]);
+    converts(vec![1.5f64, -0.0]);
+    converts(vec![Complex::new(1.5f32, -2.0), Complex::new(0.0, 1.0)]);
+    converts(vec![Complex::new(1.5f64, -2.0)]);
 }
 
 #[test]
-fn every_layout_of_ndarray_crosses_in_place() {
+fn every_layout_of_ndarray_converts_in_place() {
     let base = || Array3::from_shape_fn((3, 4, 5), |(i, j, k)| (i * 100 + j * 10 + k) as i32);
     let mut reversed = base();
     reversed.invert_axis(Axis(1));

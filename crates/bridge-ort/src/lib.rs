@@ -114,7 +114,7 @@ impl Ort {
     /// # Safety
     ///
     /// That of [`new`](Self::new). The stream belongs to the device, and is destroyed only after the adapter and the
-    /// last tensor that crossed by it. Every session whose tensors cross on the device was made with it as its compute
+    /// last tensor that was converted by it. Every session whose tensors are converted on the device was made with it as its compute
     /// stream.
     pub unsafe fn with_compute_stream(device: Device, stream: Stream) -> Result<Self> {
         if device.kind != DeviceKind::CUDA {

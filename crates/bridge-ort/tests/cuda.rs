@@ -77,7 +77,7 @@ impl Sides {
             println!("skipped: {missing}");
             return None;
         }
-        // SAFETY: no tensor crosses by this one.
+        // SAFETY: no tensor is converted by this one.
         match unsafe { Ort::new() } {
             Err(error) if error.kind() == ErrorKind::Missing => {
                 println!("skipped: {error}");
@@ -372,7 +372,7 @@ fn pinned_outputs_are_memory_of_the_host() {
 }
 
 #[test]
-fn views_that_start_inside_a_slice_and_tensors_without_elements_cross() {
+fn views_that_start_inside_a_slice_and_tensors_without_elements_convert() {
     let Some(mut sides) = Sides::new() else { return };
     let stream = Arc::clone(sides.producer.stream());
     let numbers: Vec<_> = (0..ELEMENTS + 1).map(|i| (i % 1000) as f32).collect();
@@ -426,7 +426,7 @@ fn tensors_of_a_device_without_a_compute_stream_are_refused() {
     let Some(mut sides) = Sides::new() else { return };
     let array = sides.array(1);
     let y = sides.doubled(&sides.input(&array));
-    // SAFETY: no tensor crosses.
+    // SAFETY: no tensor is converted.
     let (host, other) =
         unsafe { (Ort::new().unwrap(), Ort::with_compute_stream(Device::cuda(1), handle(&sides.compute)).unwrap()) };
     for ort in [&host, &other] {

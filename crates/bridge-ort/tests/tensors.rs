@@ -187,7 +187,7 @@ fn every_dtype_of_the_profile_converts_in_both_directions() {
 }
 
 #[test]
-fn tensors_without_elements_and_dimensions_cross() {
+fn tensors_without_elements_and_dimensions_convert() {
     let Some((ort, _guard)) = runtime() else { return };
     let (empty, _) = arrive(&ort, &HostArray::from(Array2::<u8>::zeros((0, 3))));
     assert_eq!(&empty.shape()[..], [0, 3]);
@@ -234,10 +234,10 @@ fn the_compute_stream_is_that_of_its_device() {
     let Some((host, _guard)) = runtime() else { return };
     // SAFETY: no driver sees this stream.
     let stream = unsafe { Stream::from_handle(0x7000) };
-    // SAFETY: no tensor crosses.
+    // SAFETY: no tensor is converted.
     let make = |device| unsafe { Ort::with_compute_stream(device, stream) };
     assert_eq!(make(Device::CPU).map(drop).unwrap_err().kind(), ErrorKind::Device);
-    // SAFETY: no tensor crosses.
+    // SAFETY: no tensor is converted.
     let per_thread = unsafe { Ort::with_compute_stream(Device::cuda(1), Stream::PER_THREAD) };
     assert_eq!(per_thread.map(drop).unwrap_err().kind(), ErrorKind::Argument);
     let ort = make(Device::cuda(1)).unwrap();

@@ -55,7 +55,8 @@ fn by_capsule(tensor: &PyTensor<'_>) -> Result<Export> {
 /// Returns what a capsule of Paddle does not say.
 fn origin(said: Device, _: usize) -> Result<Origin> {
     if said != Device::CPU {
-        let text = format!("the tensor is on {said}, and Paddle's tensors cross on the host: call .cpu() first");
+        let text =
+            format!("the tensor is on {said}, and Paddle's tensors are converted on the host: call .cpu() first");
         return Err(Error::new(ErrorKind::Device, text));
     }
     Ok(Origin::host().released_by(Some(drop_guarded)))

@@ -60,7 +60,7 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
     }
 
     /// Returns the device and the address of the first element of `tensor`, or `None` for a tensor without elements.
-    /// Unlike [`export`](bridge_core::Adapter::export) it also answers for tensors that cannot cross, such as those
+    /// Unlike [`export`](bridge_core::Adapter::export) it also answers for tensors that cannot be converted, such as those
     /// that require grad.
     ///
     /// # Errors

@@ -130,7 +130,7 @@ def copy(case: Case) -> Subject:
         return None
 
     must = good and fits and not twice and not shared and nested(out_shape, case["out_strides"])
-    return Subject(act, must_cross=must, wrong_after=lambda: "; ".join(wrong))
+    return Subject(act, must_convert=must, wrong_after=lambda: "; ".join(wrong))
 
 
 class Endless:
@@ -204,7 +204,7 @@ def options(case: Case) -> Subject:
         return result
 
     must = expected is not None and case["copy"] is not False
-    return Subject(act, expected, must_cross=must, wrong_after=lambda: "; ".join(accepted))
+    return Subject(act, expected, must_convert=must, wrong_after=lambda: "; ".join(accepted))
 
 
 MAKERS: dict[str, Callable[[Case], Subject]] = {"copy": copy, "options": options}

@@ -286,7 +286,7 @@ def file(case: Case) -> Subject:
                 raise Wrong(f"loaded {loaded!r:.200}, and others {expected!r:.200}")
         return loaded
 
-    return Subject(act, must_cross=pristine, wrong_after=lambda: left(path))
+    return Subject(act, must_convert=pristine, wrong_after=lambda: left(path))
 
 
 def left(path: Path) -> str:

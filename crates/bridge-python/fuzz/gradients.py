@@ -2,7 +2,7 @@
 
 A value has six elements, and most steps are views, so that results, gradients and parameters tend to share memory. Zero
 and ``None`` are told apart. Afterwards everything that PyTorch may write is overwritten, and nothing else may change.
-Where both frameworks see a GPU, what crosses is there, and the program that stays in PyTorch is on the host.
+Where both frameworks see a GPU, what is converted is there, and the program that stays in PyTorch is on the host.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def gradients(case: Case) -> Subject:
     def act(target: str, copy: bool | None) -> Any:
         (in_tensorflow if case["inside"] == "tensorflow" else in_torch)(case)
 
-    return Subject(act, safe_to_read=False, must_cross=True)
+    return Subject(act, safe_to_read=False, must_convert=True)
 
 
 MAKERS: dict[str, Callable[[Case], Subject]] = {"gradients": gradients}

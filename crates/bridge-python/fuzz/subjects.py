@@ -37,7 +37,7 @@ class Subject:
     """The elements, as ``tolist`` shows them, where the result may be read."""
     safe_to_read: bool = True
     """Whether the view stays inside the memory. A host address does not tell, so no copy is asked for."""
-    must_cross: bool = False
+    must_convert: bool = False
     may_raise: set[str] = field(default_factory=set)
     wrong_after: Callable[[], str] = lambda: ""
     keep: Any = None
@@ -249,7 +249,7 @@ def producer(case: Case) -> Subject:
     expected = view.tolist() if case["dlpack"] in ("good", "aliases", "same capsule") else None
     must = good and case["depth"] == 0
     subject = act_on(Producer())
-    return Subject(subject, expected, must_cross=must and case["copy"] is None, may_raise=raised, keep=memory)
+    return Subject(subject, expected, must_convert=must and case["copy"] is None, may_raise=raised, keep=memory)
 
 
 def act_on(made: Any) -> Callable[[str, bool | None], Any]:
@@ -319,7 +319,7 @@ def subclass(case: Case) -> Subject:
 
     liar: Any = type("Liar", (np.ndarray,), {name: attribute(name) for name in case["lies"]})
     made = np.ndarray.view(array, liar)
-    return Subject(act_on(made), array.tolist(), must_cross=case["copy"] is not False, keep=other)
+    return Subject(act_on(made), array.tolist(), must_convert=case["copy"] is not False, keep=other)
 
 
 def strided(case: Case) -> Subject:

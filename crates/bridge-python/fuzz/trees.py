@@ -296,7 +296,7 @@ def tree(case: Case) -> Subject:
 
     raised = {case["raises"]} & {"KeyboardInterrupt", "SystemExit", "MemoryError", "RecursionError"}
     must = sound and case["copy"] is None and holds_tensor(root)
-    return Subject(act, must_cross=must, may_raise=raised, wrong_after=lambda: "; ".join(filter(None, wrong)))
+    return Subject(act, must_convert=must, may_raise=raised, wrong_after=lambda: "; ".join(filter(None, wrong)))
 
 
 MAKERS: dict[str, Callable[[Case], Subject]] = {"tree": tree}

@@ -40,7 +40,7 @@ def convert(subject: Subject, case: dict[str, Any]) -> str:
         longest = max(len(str(each)) for each in chain(error) if isinstance(each, ALLOWED))
         if longest > LONGEST:
             return f"a message of {longest} characters"
-        if subject.must_cross:
+        if subject.must_convert:
             return f"refused: {error}"
         return ""
     except BaseException as error:

@@ -1,6 +1,6 @@
 //! `truebridge.to_torch` and its sisters.
 
-use crate::cross;
+use crate::conversions;
 use crate::errors::into_python;
 use crate::frameworks::{Framework, named};
 use crate::options::takes_keywords;
@@ -73,7 +73,7 @@ takes_keywords! {
     /// >>> tb.to_torch({"image": a, "step": 7}, permute=(1, 0))["image"].shape
     /// torch.Size([3, 2])
     fn to_torch(x; keywords) {
-        cross::convert(x, Framework::Torch, keywords)
+        conversions::convert(x, Framework::Torch, keywords)
     }
 
     /// Return a ``cupy.ndarray`` over the memory of ``x``.
@@ -107,7 +107,7 @@ takes_keywords! {
     /// >>> t.tolist()
     /// [0.0, 2.0, 4.0]
     fn to_cupy(x; keywords) {
-        cross::convert(x, Framework::CuPy, keywords)
+        conversions::convert(x, Framework::CuPy, keywords)
     }
 
     /// Return a ``numpy.ndarray`` over the memory of ``x``.
@@ -142,7 +142,7 @@ takes_keywords! {
     /// >>> tb.to_numpy(t.T, order="C").strides  # a copy
     /// (8, 4)
     fn to_numpy(x; keywords) {
-        cross::convert(x, Framework::NumPy, keywords)
+        conversions::convert(x, Framework::NumPy, keywords)
     }
 
     /// Return an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``.
@@ -180,7 +180,7 @@ takes_keywords! {
     /// >>> tb.to_tensorflow(nchw, permute=(0, 2, 3, 1)).shape
     /// TensorShape([8, 32, 32, 3])
     fn to_tensorflow(x; keywords) {
-        cross::convert(x, Framework::TensorFlow, keywords)
+        conversions::convert(x, Framework::TensorFlow, keywords)
     }
 
     /// Return a ``jax.Array`` over the memory of ``x``.
@@ -213,7 +213,7 @@ takes_keywords! {
     /// >>> tb.to_jax(np.ones(3, np.float32)).sum()
     /// Array(3., dtype=float32)
     fn to_jax(x; keywords) {
-        cross::convert(x, Framework::JAX, keywords)
+        conversions::convert(x, Framework::JAX, keywords)
     }
 
     /// Return a ``paddle.Tensor`` over the memory of ``x``.
@@ -240,7 +240,7 @@ takes_keywords! {
     /// >>> tuple(tb.to_paddle(np.ones(3, np.float32)).shape)
     /// (3,)
     fn to_paddle(x; keywords) {
-        cross::convert(x, Framework::Paddle, keywords)
+        conversions::convert(x, Framework::Paddle, keywords)
     }
     // adapters: end
     /// Return a tensor of the framework named ``target`` over the memory of ``x``.
@@ -271,12 +271,12 @@ takes_keywords! {
     /// tensor([1, 1, 1], dtype=torch.int16)
     fn convert(x, target; keywords) {
         let target = named(target).map_err(|error| into_python(x.py(), error))?;
-        cross::convert(x, target, keywords)
+        conversions::convert(x, target, keywords)
     }
 
     /// As ``convert``, for the package itself: without a warning of immutable memory.
     fn convert_inside(x, target; keywords) {
         let target = named(target).map_err(|error| into_python(x.py(), error))?;
-        cross::convert_inside(x, target, keywords)
+        conversions::convert_inside(x, target, keywords)
     }
 }

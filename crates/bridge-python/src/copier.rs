@@ -4,7 +4,7 @@ use crate::errors::into_python;
 use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, seen};
 use crate::ordering::ordering;
 use crate::pairs::{self, Pairs, of_target};
-use crate::{cross, options, trace};
+use crate::{conversions, options, trace};
 use bridge_core::{DType, Error, ErrorKind, Export, Failed, Misfit, Pair, Prepared, Result};
 use bridge_ipc::Leases;
 use bridge_pyo3::{Mark, PyTensor, together};
@@ -120,7 +120,7 @@ impl Copier {
     fn copy_again(&self, py: Python<'_>, call: Option<&trace::Call>) -> Result<(), Misfit> {
         let leaves: Vec<_> = self.leaves.iter().map(|(src, out)| (src.bind(py), out.bind(py))).collect();
         sides(&leaves)
-            .and_then(|sides| cross::copy_all(call, &pairs(&leaves, &sides, self.dtype), Some(&self.prepared)))
+            .and_then(|sides| conversions::copy_all(call, &pairs(&leaves, &sides, self.dtype), Some(&self.prepared)))
     }
 }
 
@@ -339,7 +339,7 @@ pub(crate) fn copier(
         let sides = sides(&leaves).map_err(placed)?;
         not_scalars(&sides, &leaves).map_err(|failed| placed(failed.into()))?;
         let pairs = pairs(&leaves, &sides, dtype);
-        let (prepared, leases) = together(|| cross::prepare(&pairs)).map_err(placed)?;
+        let (prepared, leases) = together(|| conversions::prepare(&pairs)).map_err(placed)?;
         let (frameworks, looks) = looks(check, &prepared, &sides, &leaves)?;
         let counters = counters(check, &sides, &leaves).map_err(|failed| placed(failed.into()))?;
         let leaves = leaves.into_iter().map(|(src, out)| (src.clone().unbind(), out.clone().unbind())).collect();

@@ -2,7 +2,7 @@
 
 use crate::errors::into_python;
 use crate::pairs::{Pairs, of_target, sides};
-use crate::{cross, options, progress, trace};
+use crate::{conversions, options, progress, trace};
 use bridge_core::Pair;
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
@@ -89,14 +89,14 @@ pub(crate) fn copy<'py>(
         let dtype = dtype.map(options::dtype).transpose()?;
         if let Some(pairs) = Pairs::of(src, out)? {
             progress::expect(|| pairs.to_move());
-            return cross::copy_all(call, &pairs.each(dtype), None).map_err(|misfit| pairs.error(misfit));
+            return conversions::copy_all(call, &pairs.each(dtype), None).map_err(|misfit| pairs.error(misfit));
         }
         let (from, to) = sides(src, out)?;
         if dtype.is_none() {
-            return cross::copy_into(call, &*from, &*to, src, out).map_err(|error| of_target(out, error));
+            return conversions::copy_into(call, &*from, &*to, src, out).map_err(|error| of_target(out, error));
         }
         let pair = Pair::new(&*from, src, &*to, out).with_dtype(dtype);
-        cross::copy_all(call, &[pair], None).map_err(|misfit| of_target(out, misfit.error))
+        conversions::copy_all(call, &[pair], None).map_err(|misfit| of_target(out, misfit.error))
     };
     progress::shown(py, progress, || {
         trace::call("copy", "", fill).map(|()| out.clone()).map_err(|error| into_python(py, error))

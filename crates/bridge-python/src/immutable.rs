@@ -1,7 +1,7 @@
 //! The warning for a writable view of memory that its framework never changes: once for each pair of frameworks.
 //!
 //! Only functions that users call make the warning, through [`Exposed`]. What the package converts itself goes by
-//! [`crate::cross::transfer`] or `_core.convert_inside`, which make none.
+//! [`crate::conversions::transfer`] or `_core.convert_inside`, which make none.
 
 use crate::frameworks::Framework;
 use bridge_core::{Adapter, Transfer};

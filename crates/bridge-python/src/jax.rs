@@ -1,6 +1,6 @@
 //! The Rust side of the Python module `truebridge.jax`: tensors in functions that JAX has compiled.
 
-use crate::cross;
+use crate::conversions;
 use crate::errors::into_python;
 use crate::frameworks::{Framework, source};
 use crate::trace;
@@ -73,11 +73,11 @@ impl Feed {
 #[pyfunction]
 fn jax_feed(x: &PyTensor<'_>) -> PyResult<Feed> {
     let py = x.py();
-    let cross = |call: Option<&trace::Call>| {
+    let convert = |call: Option<&trace::Call>| {
         let (from, feeds) = (source(x)?, Feeds::new(py, overwritten(x))?);
-        cross::transfer(call, &*from, &feeds, x, &Options::in_place())
+        conversions::transfer(call, &*from, &feeds, x, &Options::in_place())
     };
-    trace::call("feed", Framework::JAX.name(), cross).map(Feed).map_err(|error| into_python(py, error))
+    trace::call("feed", Framework::JAX.name(), convert).map(Feed).map_err(|error| into_python(py, error))
 }
 
 /// Returns what reports writes to `x`, which it keeps.

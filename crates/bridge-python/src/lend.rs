@@ -1,6 +1,6 @@
 //! `truebridge.lend`: tensors for libraries that are known by a protocol alone.
 
-use crate::cross::transferred;
+use crate::conversions::transferred;
 use crate::errors::into_python;
 use crate::frameworks::source;
 use crate::immutable::Exposed;

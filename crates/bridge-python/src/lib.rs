@@ -2,10 +2,10 @@
 
 mod borrow;
 mod containers;
+mod conversions;
 mod convert;
 mod copier;
 mod copies;
-mod cross;
 mod debug;
 mod device;
 mod errors;

@@ -1,6 +1,6 @@
 //! `truebridge.plan`.
 
-use crate::cross;
+use crate::conversions;
 use crate::errors::into_python;
 use crate::frameworks::{self, AnyAdapter, Framework, not_a_capsule};
 use crate::html::as_html;
@@ -162,11 +162,11 @@ takes_keywords! {
             let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
                 not_a_capsule(x)?;
                 let exported = from.export(&keywords.detached(x)?)?;
-                cross::check(&exported)?;
+                conversions::check(&exported)?;
                 let exported = exported.permuted(options.permute.as_ref())?;
                 let value =
                     |plan| Bound::new(py, plan).map(Bound::into_any).map_err(|error| framework_error(py, "Python", error));
-                if let Some(device) = cross::back(exported.device(), &options).filter(|_| through_host) {
+                if let Some(device) = conversions::back(exported.device(), &options).filter(|_| through_host) {
                     return value(Plan::through_host(exported.layout().nbytes(), device));
                 }
                 let plan = bridge_core::plan(&exported, to.profile(), &options)?;

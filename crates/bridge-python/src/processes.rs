@@ -4,7 +4,7 @@ use crate::errors::{argument, into_python, text};
 use crate::frameworks::{self, not_a_capsule, source};
 use crate::html::as_html;
 use crate::options::Keywords;
-use crate::{cross, options, trace};
+use crate::{conversions, options, trace};
 use bridge_core::{Adapter, DType, Error, ErrorKind, Failed, Options, Result};
 use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Settings, Spec, Transport, Writing, process};
 use bridge_pyo3::{PyTensor, brief, brief_repr, brief_str, framework_error, with_gil};
@@ -194,7 +194,7 @@ where
         let sources = sources.collect::<Result<Vec<_>, _>>().map_err(at_leaf)?;
         let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, &PyTensor<'py>)> =
             sources.iter().zip(&tensors).map(|(from, tensor)| (&**from as _, tensor)).collect();
-        let parcel = cross::pack(call, &leaves, (writing, outlives), &options).map_err(at_leaf)?;
+        let parcel = conversions::pack(call, &leaves, (writing, outlives), &options).map_err(at_leaf)?;
         py.detach(|| {
             let exporter = process::exporter()?;
             if outlives {
@@ -267,8 +267,8 @@ pub(crate) fn ipc_open<'py>(
         let ipc = unsafe { Ipc::of_opened() };
         let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let leaves: Vec<_> = tensors.iter().map(|tensor| (adapter, tensor)).collect();
-        let crossed = cross::transfer_all(call, &leaves, &*to, &options);
-        Ok((crossed.map_err(|failed| at_leaf(py, tree.as_deref(), failed))?, tree))
+        let converted = conversions::transfer_all(call, &leaves, &*to, &options);
+        Ok((converted.map_err(|failed| at_leaf(py, tree.as_deref(), failed))?, tree))
     };
     let (tensors, tree) = trace::call("open", "", open).map_err(|error| into_python(py, error))?;
     Ok((PyList::new(py, tensors)?, tree))
@@ -300,7 +300,7 @@ pub(crate) fn ipc_empty<'py>(
         let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let leaves: Vec<_> = tensors.iter().map(|tensor| (adapter, tensor)).collect();
         let options = Options::default().with_copy(Some(false));
-        cross::transfer_all(call, &leaves, &*to, &options).map_err(|failed| failed.error)
+        conversions::transfer_all(call, &leaves, &*to, &options).map_err(|failed| failed.error)
     };
     let tensors = trace::call("empty", "ipc", empty).map_err(|error| into_python(py, error))?;
     PyList::new(py, tensors)

@@ -4,7 +4,7 @@ use crate::errors::{argument, into_python, text};
 use crate::frameworks::{AnyAdapter, not_a_capsule, source};
 use crate::names::Client;
 use crate::processes::{number, seconds};
-use crate::{cross, options, trace};
+use crate::{conversions, options, trace};
 use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Export, Misfit, Pair, Result};
 use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, StaysMapped, process};
 use bridge_pyo3::{PyAdapter, PyTensor};
@@ -148,7 +148,7 @@ impl Publication {
         }
         let sides = adapters.iter().zip(tensors).zip(draft.tensors());
         let pairs: Vec<_> = sides.map(|((from, tensor), out)| Pair::new(&**from as _, tensor, to, out)).collect();
-        cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths))
+        conversions::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths))
     }
 }
 
@@ -284,7 +284,7 @@ impl Subscription {
         let sides = sources.into_iter().zip(adapters.iter().zip(&out));
         let pairs: Vec<_> =
             sides.map(|(tensor, (to, out))| Pair::new(from, tensor, &**to as _, out).with_dtype(self.dtype)).collect();
-        let copied = cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths));
+        let copied = conversions::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths));
         // Also after an error: some copies may run.
         let written: Result<Vec<Export>> =
             self.streams.iter().map(|index| adapters[*index].export(&out[*index])).collect();

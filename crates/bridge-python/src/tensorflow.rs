@@ -2,7 +2,7 @@
 
 use crate::errors::into_python;
 use crate::frameworks::{Framework, named, source};
-use crate::{cross, trace};
+use crate::{conversions, trace};
 use bridge_core::{Options, Result};
 use bridge_pyo3::PyTensor;
 use bridge_tensorflow::{External, PyGraphEdges, TensorFlow2};
@@ -39,11 +39,11 @@ pub(crate) fn tensorflow_feed(
     #[pyo3(from_py_with = crate::options::copy)] copy: Option<bool>,
 ) -> PyResult<Feed> {
     let py = x.py();
-    let cross = |call: Option<&trace::Call>| {
+    let convert = |call: Option<&trace::Call>| {
         let (from, edges) = (source(x)?, edges(py)?);
-        cross::transfer(call, &*from, &edges, x, &Options::default().with_copy(copy))
+        conversions::transfer(call, &*from, &edges, x, &Options::default().with_copy(copy))
     };
-    trace::call("feed", Framework::TensorFlow.name(), cross).map(Feed).map_err(|error| into_python(py, error))
+    trace::call("feed", Framework::TensorFlow.name(), convert).map(Feed).map_err(|error| into_python(py, error))
 }
 
 /// Takes the fetched tensor of a handle, as one of ``target``.
@@ -53,13 +53,13 @@ pub(crate) fn tensorflow_take<'py>(
     handle: [i32; 2],
     target: &PyTensor<'py>,
 ) -> PyResult<PyTensor<'py>> {
-    let cross = |call: Option<&trace::Call>| {
+    let convert = |call: Option<&trace::Call>| {
         let target = named(target)?;
         call.iter().for_each(|call| call.to(target.name()));
         let (edges, to) = (edges(py)?, target.open(py)?);
         // Without the GIL: on a GPU a copy runs a session.
         let fetched = py.detach(|| External::take(handle))?;
-        cross::transfer(call, &edges, &*to, &fetched, &Options::default()).inspect_err(|_| fetched.put_back())
+        conversions::transfer(call, &edges, &*to, &fetched, &Options::default()).inspect_err(|_| fetched.put_back())
     };
-    trace::call("take", "", cross).map_err(|error| into_python(py, error))
+    trace::call("take", "", convert).map_err(|error| into_python(py, error))
 }

@@ -245,7 +245,7 @@ def test_zeros_that_tensorflow_keeps_are_not_written() -> None:
         b.grad += 7
 
 
-def test_arguments_cross_in_place() -> None:
+def test_arguments_convert_in_place() -> None:
     seen: list[int] = []
     x = torch.ones(1 << 16, requires_grad=True)
     torch_function(lambda x: (seen.append(tb.to_torch(x).data_ptr()), x * 2)[1])(x)

@@ -92,7 +92,7 @@ def test_pytorch_waits_for_the_inputs_and_for_the_gradients() -> None:
         assert found.device.endswith("GPU:0") and (found.numpy() == 12).all() and (y.numpy() == 4).all()
 
 
-def test_arguments_cross_in_place_and_results_are_memory_of_their_own() -> None:
+def test_arguments_convert_in_place_and_results_are_memory_of_their_own() -> None:
     seen: list[int] = []
 
     def function(x: Any) -> Any:

@@ -255,7 +255,7 @@ def test_what_pytorch_writes_reaches_nothing_of_jax(count: int) -> None:
     assert float(constant.max()) == sent.max() == a.detach().max() == 1
 
 
-def test_arguments_cross_in_place() -> None:
+def test_arguments_convert_in_place() -> None:
     x = torch.ones(1 << 16, requires_grad=True)
     y = jnp.ones(1 << 16)
     seen: list[int] = []

@@ -234,7 +234,7 @@ def test_errors_come_out_of_compiled_code_as_they_are() -> None:
     assert caught.value.kind == "requires_grad"
 
 
-class Crossing(torch.nn.Module):  # type: ignore[misc]
+class Conversion(torch.nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         return tb.to_torch(x * 2) + 1
 
@@ -243,11 +243,11 @@ class Crossing(torch.nn.Module):  # type: ignore[misc]
 def test_an_export_is_a_typed_error(strict: bool) -> None:
     dynamo.reset()
     with pytest.raises((tb.BridgeTypeError, dynamo.exc.Unsupported)) as caught:
-        torch.export.export(Crossing(), (torch.ones(3),), strict=strict)
+        torch.export.export(Conversion(), (torch.ones(3),), strict=strict)
     assert ("call it outside of the graph" in str(caught.value)) == strict, caught.value
 
 
-def test_fake_tensors_are_refused_and_real_ones_cross_beside_them() -> None:
+def test_fake_tensors_are_refused_and_real_ones_convert() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     real = torch.ones(3)

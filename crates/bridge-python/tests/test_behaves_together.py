@@ -321,8 +321,8 @@ class Dispatching(torch.Tensor):  # type: ignore[misc]
         raise AssertionError("never called")
 
 
-#: Classes that cross as the plain tensor that they hold.
-CROSS: dict[str, Callable[[Path], Any]] = {
+#: Classes that are converted as the plain tensor that they hold.
+SUBCLASSES: dict[str, Callable[[Path], Any]] = {
     "matrix": lambda _: np.array([[1.0, 2.0]]).view(np.matrix),
     "memmap": lambda path: memmap(path),
     "field of a recarray": lambda _: np.rec.fromarrays([np.array([1.0, 2.0])], names="a").a,
@@ -346,9 +346,9 @@ def inference() -> Any:
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch"])
-@pytest.mark.parametrize("case", CROSS)
-def test_a_subclass_crosses_as_a_plain_tensor(case: str, target: str, tmp_path: Path) -> None:
-    source = CROSS[case](tmp_path)
+@pytest.mark.parametrize("case", SUBCLASSES)
+def test_a_subclass_converts_as_a_plain_tensor(case: str, target: str, tmp_path: Path) -> None:
+    source = SUBCLASSES[case](tmp_path)
     result = tb.convert(source, target, copy=False)
     assert type(result) in (np.ndarray, torch.Tensor)
     assert np.ravel(result).tolist() == [1, 2]

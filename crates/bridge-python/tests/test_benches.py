@@ -129,7 +129,7 @@ def arrays() -> tuple[np.ndarray, dict[str, object]]:
 )
 def test_the_floor_makes_the_consumers_own_object(source: str, target: str) -> None:
     memory, tensors = arrays()
-    made = _conformance.Floor(source, target, (memory.ctypes.data, (4, 4), -1), [], []).cross(tensors[source])
+    made = _conformance.Floor(source, target, (memory.ctypes.data, (4, 4), -1), [], []).convert(tensors[source])
     assert type(made) is type(tensors[target])
     assert made.shape == (4, 4)
     memory[2, 3] = 77

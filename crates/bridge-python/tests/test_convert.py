@@ -23,7 +23,7 @@ DTYPES = tb.profile("torch")["dtypes"]
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype_crosses_in_place_or_is_refused_by_name(name: str) -> None:
+def test_every_dtype_converts_in_place_or_is_refused_by_name(name: str) -> None:
     tensor = torch.zeros(6, dtype=torch.uint8).repeat(16).view(getattr(torch, name))
     if name in tb.profile("numpy")["dtypes"]:
         array = tb.to_numpy(tensor)
@@ -54,7 +54,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_views_of_torch_cross_in_place(view: str) -> None:
+def test_views_of_torch_convert_in_place(view: str) -> None:
     tensor = VIEWS[view](torch.arange(60.0).reshape(3, 4, 5))
     array = tb.to_numpy(tensor, copy=False)
     assert array.shape == tuple(tensor.shape)
@@ -64,7 +64,7 @@ def test_views_of_torch_cross_in_place(view: str) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_views_of_numpy_cross_in_place(view: str) -> None:
+def test_views_of_numpy_convert_in_place(view: str) -> None:
     array = VIEWS[view](np.arange(60.0).reshape(3, 4, 5))
     tensor = tb.to_torch(np.asarray(array), copy=False)
     assert tuple(tensor.shape) == array.shape
@@ -250,7 +250,7 @@ def test_the_page_names_every_framework_and_runs() -> None:
     exec(compile(block, "python.md", "exec"), {})
 
 
-# ``detach=True``: a tensor that requires grad crosses as its data.
+# ``detach=True``: a tensor that requires grad is converted as its data.
 
 
 def tracked() -> Any:
@@ -261,7 +261,7 @@ def tracked() -> Any:
 @pytest.mark.parametrize(
     "convert", [tb.to_numpy, tb.convert_pytorch_to_numpy, lambda x, **k: tb.convert(x, "numpy", **k)]
 )
-def test_a_tensor_that_requires_grad_crosses_in_place(convert: Any) -> None:
+def test_a_tensor_that_requires_grad_converts_in_place(convert: Any) -> None:
     x = tracked()
     for arguments in ({}, {"detach": False}):
         with pytest.raises(tb.BridgeError) as error:
@@ -362,7 +362,7 @@ def test_an_error_leaves_the_source_as_it_was() -> None:
     assert tb.to_torch(array, copy=False).data_ptr() == array.ctypes.data
 
 
-def test_what_is_on_the_host_crosses_through_the_host_as_ever() -> None:
+def test_tensors_of_the_host_convert_through_the_host_as_ever() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert tb.to_torch(array, via="host").data_ptr() == array.ctypes.data
     tree = tb.convert_numpy_to_pytorch({"x": array, "step": 7}, via="host", permute=(1, 0))
@@ -435,7 +435,7 @@ def test_tensorflow_takes_row_major_tensors_only() -> None:
     nhwc = tb.to_tensorflow(nchw, permute=(0, 2, 3, 1))
     np.testing.assert_array_equal(nhwc.numpy(), nchw.permute(0, 2, 3, 1).numpy())
     assert tb.plan(nchw, "tensorflow", permute=(0, 2, 3, 1)).nbytes == 480
-    # A permuted view that is compact crosses in place.
+    # A permuted view that is compact is converted in place.
     assert tb.plan(nchw.permute(0, 2, 3, 1), "tensorflow", permute=(0, 3, 1, 2)).zero_copy
     for call in (tb.convert, tb.plan):
         with pytest.raises(tb.BridgeValueError, match="row-major tensors only.*permute="):

@@ -48,7 +48,7 @@ def test_negative_strides_are_copied_by_cupy() -> None:
         tb.to_torch(array, copy=False)
 
 
-def test_devices_are_checked_not_crossed() -> None:
+def test_devices_are_checked_and_nothing_is_moved() -> None:
     tensor = torch.ones(3, device="cuda")
     assert tb.to_cupy(tensor, device="cuda:0").sum() == 3
     for call in (

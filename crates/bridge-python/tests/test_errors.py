@@ -182,7 +182,7 @@ def test_subclasses_of_torch_are_refused_with_the_call_for_their_memory(name: st
 
 @pytest.mark.parametrize("target", ["torch", "numpy"])
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_cross_is_refused(case: str, target: str) -> None:
+def test_what_cannot_be_converted_is_refused(case: str, target: str) -> None:
     make, builtin, words = REFUSED[case]
     for call in (tb.convert, tb.plan):
         with pytest.raises(tb.BridgeError, match=words) as caught:

@@ -319,14 +319,14 @@ def test_names_are_text() -> None:
         tb.profile("\ud800")  # type: ignore[arg-type]
 
 
-# Capsules: what follows DLPack's rules crosses, what breaks them is refused, and the deleter runs exactly once.
+# Capsules: what follows DLPack's rules is converted, what breaks them is refused, and the deleter runs exactly once.
 
 
 LAYOUTS = [False, True]
 
 
 @pytest.mark.parametrize("legacy", LAYOUTS)
-def test_a_good_capsule_crosses_in_place_and_is_deleted_with_the_last_view(legacy: bool) -> None:
+def test_a_good_capsule_converts_in_place_and_is_deleted_with_the_last_view(legacy: bool) -> None:
     producer = Producer(legacy=legacy)
     array = tb.to_numpy(producer.capsule())
     assert array.ctypes.data == ctypes.addressof(producer.data)

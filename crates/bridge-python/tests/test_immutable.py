@@ -360,8 +360,8 @@ def test_no_other_module_of_the_package_calls_what_warns() -> None:
 
 # The rule for read-only memory.
 #
-# What a framework never changes crosses in place. What is protected is refused where the target would allow writes,
-# unless the caller promises to write nothing.
+# What a framework never changes is converted in place. What is protected is refused where the target would allow
+# writes, unless the caller promises to write nothing.
 
 
 def flagged(_: Path) -> Any:
@@ -431,7 +431,7 @@ def test_the_promise_makes_arrays_of_numpy_read_only() -> None:
     assert tb.to_numpy(t, copy=True, read_only=True).flags.writeable
 
 
-def test_tensors_that_never_change_cross_without_a_promise() -> None:
+def test_tensors_that_never_change_convert_without_a_promise() -> None:
     tf: Any = pytest.importorskip("tensorflow")
     x = tf.constant([1.0, 2.0])
     view = tb.to_torch(x, copy=False)

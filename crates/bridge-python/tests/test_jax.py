@@ -62,7 +62,7 @@ def test_an_array_converts_in_place_in_both_directions() -> None:
     assert tb.plan(source, "jax").zero_copy and tb.plan(x, "numpy").zero_copy
 
 
-def test_an_array_that_is_sharded_over_one_device_crosses() -> None:
+def test_an_array_that_is_sharded_over_one_device_converts() -> None:
     mesh = jax.sharding.Mesh(jax.devices("cpu")[:1], "i")
     x = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i")))
     view = tb.to_numpy(x, copy=False)
@@ -89,7 +89,7 @@ def test_a_conversion_runs_hardly_any_python() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "tensorflow"])
-def test_an_array_crosses_to_and_from(name: str) -> None:
+def test_an_array_converts_to_and_from(name: str) -> None:
     pytest.importorskip(name)
     x = jnp.arange(32.0)
     there = tb.convert(x, name, copy=False)  # type: ignore[call-overload]
@@ -216,7 +216,7 @@ def test_what_jax_does_not_take_in_place_is_copied(what: str) -> None:
         tb.to_jax(source, copy=False)
 
 
-def test_numpy_reads_the_memory_that_crossed() -> None:
+def test_numpy_reads_the_same_memory() -> None:
     # JAX copies an array with odd strides for NumPy, and keeps the copy.
     source = np.lib.stride_tricks.as_strided(aligned(np.zeros(1, np.float32)), (1, 1), (4, 8))
     made = tb.to_jax(source, copy=False)
@@ -305,7 +305,7 @@ REFUSED |= {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_cross_is_refused_with_advice(what: str) -> None:
+def test_what_cannot_be_converted_is_refused_with_advice(what: str) -> None:
     call, kind, advice = REFUSED[what]
     with pytest.raises(tb.BridgeError, match=advice) as caught:
         call()
@@ -360,7 +360,7 @@ def test_the_profile_is_that_of_the_mode() -> None:
 
 
 @pytest.mark.parametrize("make", [jnp.ones, lambda n: jnp.asarray(1.0), lambda n: jax.random.PRNGKey(n), np.float32])
-def test_arrays_that_are_committed_to_no_device_cross(make: Callable[[int], Any]) -> None:
+def test_arrays_that_are_committed_to_no_device_convert(make: Callable[[int], Any]) -> None:
     assert not getattr(make(3), "committed", False)
     assert tb.to_numpy(make(3)).tolist() == np.asarray(make(3)).tolist()
     assert tb.to_jax(make(3)).tolist() == np.asarray(make(3)).tolist()
@@ -373,7 +373,7 @@ def test_a_device_of_jax_is_a_device() -> None:
     assert tb.to_numpy(jnp.ones(3), device=device).tolist() == [1, 1, 1]
 
 
-def test_an_array_on_several_devices_is_refused_and_its_pieces_cross() -> None:
+def test_an_array_on_several_devices_is_refused_and_its_pieces_convert() -> None:
     told = program(
         """
         import jax, numpy as np, truebridge as tb

@@ -257,7 +257,7 @@ REASONS: dict[str, str] = {
     "crates/bridge-python/python/truebridge/names.py": "returns a memory pool of PyTorch",
     "crates/bridge-python/src/containers.rs": "PyTorch's ParameterDict and ParameterList are containers by their class",
     "crates/bridge-python/src/copier.rs": "scalars of NumPy, whose memory does not stay, are known by their type",
-    "crates/bridge-python/src/cross.rs": NUMPY_IS_A_TOOL,
+    "crates/bridge-python/src/conversions.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-python/src/debug/last.rs": "knows which objects keep memory that is about to be freed",
     "crates/bridge-python/src/debug/mod.rs": TENSORFLOW1,
     "crates/bridge-python/src/debug/streams.rs": "finds the streams of a framework, which differ in how they are found",

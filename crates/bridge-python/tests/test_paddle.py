@@ -60,7 +60,7 @@ def test_unsigned_integers_without_kernels_are_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,) * 9])
-def test_shapes_at_the_edge_cross(shape: tuple[int, ...]) -> None:
+def test_shapes_at_the_edge_convert(shape: tuple[int, ...]) -> None:
     made = tb.to_paddle(np.ones(shape, np.float32))
     assert tuple(made.shape) == shape and made.numpy().shape == shape
     assert tb.to_numpy(made).shape == shape
@@ -171,7 +171,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_cross_is_refused(case: str) -> None:
+def test_what_cannot_be_converted_is_refused(case: str) -> None:
     make, kind, words = REFUSED[case]
     with pytest.raises(tb.BridgeError, match=words) as caught:
         tb.to_numpy(make())

@@ -464,7 +464,7 @@ def opened(writing: Any = "shared", target: Any = "numpy") -> tuple[Any, Any]:
     return ticket, tb.open(ticket, target)
 
 
-def test_other_tensors_cross_as_ever_while_a_ticket_is_open() -> None:
+def test_other_tensors_convert_as_ever_while_a_ticket_is_open() -> None:
     _, view = opened()
     parameter = torch.ones(3, requires_grad=True)
     assert tb.to_numpy(parameter, detach=True).tolist() == [1, 1, 1]
@@ -473,7 +473,7 @@ def test_other_tensors_cross_as_ever_while_a_ticket_is_open() -> None:
         tb.copy(np.ones(3, np.float32), out=parameter)
 
 
-def test_gradients_cross_as_ever_while_a_ticket_is_open() -> None:
+def test_gradients_convert_as_ever_while_a_ticket_is_open() -> None:
     pytest.importorskip("tensorflow")
     _, _view = opened()
     parameter = torch.ones(3, requires_grad=True)

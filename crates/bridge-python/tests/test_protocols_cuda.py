@@ -180,7 +180,7 @@ class Labelled:
 
 @pytest.mark.parametrize("kind", [CUDA, CUDA_MANAGED])
 @pytest.mark.parametrize("target", ["torch", "cupy"])
-def test_managed_memory_crosses_by_either_label(managed: None, target: str, kind: int) -> None:
+def test_managed_memory_converts_by_either_label(managed: None, target: str, kind: int) -> None:
     array = cupy.arange(8, dtype=cupy.float32)
     producer = Labelled(kind).at(array.data.ptr)
     view = tb.convert(producer, target)

@@ -379,7 +379,7 @@ def test_arrays_that_numpy_will_make_read_only_are_read_only() -> None:
         tb.to_torch(parts[0], copy=False)
 
 
-def test_subclasses_cross_by_their_memory_whatever_their_attributes_say() -> None:
+def test_subclasses_convert_by_their_memory_whatever_their_attributes_say() -> None:
     class Odd(np.ndarray):
         @property
         def __array_struct__(self) -> Any:

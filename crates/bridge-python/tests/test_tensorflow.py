@@ -51,7 +51,7 @@ def in_bytes(name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype_crosses_from_numpy_and_back_in_place(name: str) -> None:
+def test_every_dtype_converts_from_numpy_and_back_in_place(name: str) -> None:
     array = aligned(in_bytes(name)).view(tf.as_dtype(name).as_numpy_dtype)
     tensor = tb.to_tensorflow(array, copy=False)
     assert tensor.dtype.name == name
@@ -61,7 +61,7 @@ def test_every_dtype_crosses_from_numpy_and_back_in_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype_crosses_from_torch_and_back_in_place_or_is_refused_by_name(name: str) -> None:
+def test_every_dtype_converts_from_torch_and_back_in_place_or_is_refused_by_name(name: str) -> None:
     if name not in tb.profile("torch")["dtypes"]:
         with pytest.raises(tb.BridgeTypeError, match=name):
             tb.to_torch(tf.constant(in_bytes(name).view(tf.as_dtype(name).as_numpy_dtype)))
@@ -75,7 +75,7 @@ def test_every_dtype_crosses_from_torch_and_back_in_place_or_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype_that_tensorflow_made_crosses_in_place(name: str) -> None:
+def test_every_dtype_that_tensorflow_made_converts_in_place(name: str) -> None:
     tensor = tf.constant(in_bytes(name).view(tf.as_dtype(name).as_numpy_dtype))
     for target in ("numpy", "torch"):
         if name in tb.profile(target)["dtypes"]:
@@ -150,7 +150,7 @@ def pointer(x: Any) -> int:
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("view", WHOLE)
-def test_compact_views_cross_in_place(view: str, framework: str) -> None:
+def test_compact_views_convert_in_place(view: str, framework: str) -> None:
     x = WHOLE[view](whole(framework))
     assert tb.plan(x, "tensorflow").zero_copy
     tensor = tb.to_tensorflow(x, copy=False)

@@ -96,7 +96,7 @@ def test_what_tensorflow_makes_of_every_dtype_is_exported(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [[], [0], [2, 0, 3], [1, 1], [2, 3, 4, 1, 2]])
-def test_every_shape_crosses(shape: list[int]) -> None:
+def test_every_shape_converts(shape: list[int]) -> None:
     graph = saved(lambda: tf.identity(placeholder("float64"), name="y"))
     tensor = torch.rand(shape, dtype=torch.float64)
     for declared in (shape, [None] * len(shape), None):

@@ -95,7 +95,7 @@ def test_a_product_and_a_sum_of_tensors_of_three_frameworks() -> None:
 
 
 @pytest.mark.parametrize("name", tb.profile("tensorflow1")["dtypes"])
-def test_every_dtype_crosses_in_place(name: str) -> None:
+def test_every_dtype_converts_in_place(name: str) -> None:
     bits = (torch.arange(192) % (2 if name == "bool" else 251)).to(torch.uint8)
     tensor = bits.cuda().view(getattr(torch, name))
     graph = saved(lambda: placeholder(name, [None]))
@@ -113,7 +113,7 @@ def test_every_dtype_crosses_in_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [[], [0], [2, 0, 3], [1, 1], [2, 3, 4]])
-def test_every_shape_crosses(shape: list[int]) -> None:
+def test_every_shape_converts(shape: list[int]) -> None:
     graph = saved(lambda: tf.add(placeholder(shape=shape), placeholder(shape=shape, name="z"), name="y"))
     tensor = torch.rand(shape, device="cuda")
     inputs = {name: ("float32", shape) for name in ("x", "z")}

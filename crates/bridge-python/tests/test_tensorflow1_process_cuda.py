@@ -128,7 +128,7 @@ with session(visible_devices=[0]) as opened:
     )
 
 
-def test_managed_memory_of_tensorflow_crosses() -> None:
+def test_managed_memory_of_tensorflow_converts() -> None:
     succeeds(
         """
 import torch

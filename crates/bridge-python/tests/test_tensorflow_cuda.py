@@ -332,7 +332,7 @@ ALLOCATORS = {
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_tensors_of_every_allocator_cross(allocator: str) -> None:
+def test_tensors_of_every_allocator_convert(allocator: str) -> None:
     done = run(
         """
 def pointer(tensor):

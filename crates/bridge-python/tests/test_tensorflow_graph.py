@@ -103,7 +103,7 @@ def test_the_memory_lives_as_long_as_a_run_or_a_view_needs_it(session: Any, devi
 
 
 @pytest.mark.parametrize("shape", [[], [0], [2, 0, 3], [1, 1]])
-def test_every_shape_crosses(session: Any, device: str, shape: list[int]) -> None:
+def test_every_shape_converts(session: Any, device: str, shape: list[int]) -> None:
     x = graph.external_input(tf.float64, shape)
     tensor = torch.ones(shape, dtype=torch.float64, device=device)
     result = graph.take(session.run(graph.external_output(x), {graph.handle_of(x): graph.feed(tensor)}), "torch")
@@ -111,7 +111,7 @@ def test_every_shape_crosses(session: Any, device: str, shape: list[int]) -> Non
 
 
 @pytest.mark.parametrize("name", ["int32", "bool", "bfloat16", "complex128", "uint8", "int64"])
-def test_dtypes_cross(session: Any, device: str, name: str) -> None:
+def test_dtypes_convert(session: Any, device: str, name: str) -> None:
     x = graph.external_input(name, [3])
     tensor = torch.tensor([1, 0, 1], device=device).to(getattr(torch, name))
     result = graph.take(session.run(graph.external_output(x), {graph.handle_of(x): graph.feed(tensor)}), "torch")

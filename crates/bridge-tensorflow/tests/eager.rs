@@ -63,7 +63,7 @@ fn operations_run_on_the_memory_of_other_frameworks() {
     drop((x, twice, again, copy));
     assert_eq!(view.to_array::<f32>().unwrap(), array![[2.0, 4.0], [6.0, 8.0]].into_dyn());
 
-    // Attributes, several outputs, and one that does not cross.
+    // Attributes, several outputs, and one that does not convert.
     let x = into_tensorflow(&eager, &floats);
     let transposed = [("transpose_a", Attribute::Bool(true))];
     let product = eager.execute("MatMul", &[&x, &x], &transposed, 1).unwrap().remove(0);

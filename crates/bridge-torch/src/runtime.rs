@@ -96,7 +96,7 @@ impl Runtime {
         devices.extend(cuda.then_some(DeviceKind::CUDA));
         let allocator = Allocator::new(&torch).map_err(|e| raised(py, e))?;
         let dtypes = dtypes(&torch, &*exchange).map_err(|e| raised(py, e))?;
-        // Under a mode that replaces every new tensor, as FakeTensorMode does, no dtype crosses. That must not be kept.
+        // Under a mode that replaces every new tensor, as FakeTensorMode does, no dtype is converted. That must not be kept.
         if dtypes.is_empty() {
             return Err(Error::new(ErrorKind::NotATensor, NO_REAL_TENSORS));
         }
@@ -170,13 +170,13 @@ impl Runtime {
 fn dtypes(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange) -> PyResult<Vec<DType>> {
     let mut dtypes = Vec::new();
     for (dtype, _) in DType::NAMED {
-        let crosses = probe(torch.py(), crosses(torch, exchange, *dtype))?;
-        dtypes.extend((crosses == Some(true)).then_some(*dtype));
+        let converts = probe(torch.py(), converts(torch, exchange, *dtype))?;
+        dtypes.extend((converts == Some(true)).then_some(*dtype));
     }
     Ok(dtypes)
 }
 
-fn crosses(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange, dtype: DType) -> PyResult<bool> {
+fn converts(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange, dtype: DType) -> PyResult<bool> {
     let dtype = torch.getattr(dtype.to_string().as_str())?;
     // The user may have set another default device.
     let on_the_host = [("dtype", torch.getattr("uint8")?), ("device", "cpu".into_pyobject(torch.py())?.into_any())];

@@ -64,7 +64,7 @@ const VIEWS: [(&str, View); 9] = [
 ];
 
 #[test]
-fn every_kind_crosses_in_every_layout_in_place() {
+fn every_kind_converts_in_every_layout_in_place() {
     for kind in KINDS {
         let bytes = Tensor::from_slice(&(0..24 * 16).map(|i| (i % 2) as u8).collect::<Vec<u8>>());
         let size = kind.elt_size_in_bytes() as i64;
@@ -156,7 +156,7 @@ fn a_forked_child_exports_while_threads_of_its_parent_do() {
 }
 
 #[test]
-fn conjugated_and_negated_views_cross_as_copies() {
+fn conjugated_and_negated_views_convert_as_copies() {
     let pairs = Tensor::from_slice(&[1.0f32, 2.0, 3.0, -4.0]).view([2, 2]);
     let complex = pairs.view_as_complex();
     let real = |t: &Tensor| Vec::<f32>::try_from(t.view_as_real().view([-1])).unwrap();

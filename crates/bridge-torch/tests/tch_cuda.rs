@@ -171,7 +171,7 @@ fn the_owner_of_the_memory_is_known() {
 }
 
 #[test]
-fn strided_and_empty_tensors_cross_in_place() {
+fn strided_and_empty_tensors_convert_in_place() {
     let Some(sides) = Sides::new() else { return };
     let tensor = Tensor::arange(24, (Kind::Float, PLACE)).view([4, 6]).narrow(1, 1, 3).tr();
     let array = sides.out(&tensor);

@@ -51,8 +51,8 @@ fn plan_transfer_transfer_all_copy_into() -> truebridge::Result<()> {
     assert_eq!((read(&copy), done.bytes_copied), (vec![0, 3, 1, 4, 2, 5], 24));
 
     let both: [(&dyn Adapter<Tensor = Tensor>, _); 2] = [(&dlpack, &tensor), (&dlpack, &copy)];
-    let crossed = transfer_all(&both, &dlpack, ordering(), &Options::default()).map_err(|failed| failed.error)?;
-    let addresses: Vec<_> = crossed.iter().map(|(tensor, _)| tensor.data()).collect();
+    let converted = transfer_all(&both, &dlpack, ordering(), &Options::default()).map_err(|failed| failed.error)?;
+    let addresses: Vec<_> = converted.iter().map(|(tensor, _)| tensor.data()).collect();
     assert_eq!(addresses, [tensor.data(), copy.data()]);
 
     let target = counted(&dlpack, &[2, 3]);

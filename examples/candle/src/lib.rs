@@ -36,7 +36,7 @@ struct Layer {
 impl Perceptron {
     #[new]
     fn new<'py>(py: Python<'py>, layers: Vec<(Tensor<'py>, Tensor<'py>)>) -> PyResult<Self> {
-        // SAFETY: there are no custom operations here. candle writes to no tensor that has crossed: batches are copies, and
+        // SAFETY: there are no custom operations here. candle writes to no tensor that has been converted: batches are copies, and
         // the model drops its results when it returns them.
         let mut model = Self { candle: unsafe { Candle::new() }, layers: Vec::new() };
         let mut add = |(weight, bias)| model.add(&weight, &bias);
@@ -51,10 +51,10 @@ impl Perceptron {
 
     /// Call the model, and return how the batch came in and how the result went out.
     fn plans<'py>(&self, py: Python<'py>, x: Tensor<'py>) -> PyResult<[String; 2]> {
-        let (_, crossings) = self.run(py, &x).map_err(|error| exception(py, error))?;
-        Ok(crossings.map(|crossing| match crossing.plan.reason() {
+        let (_, conversions) = self.run(py, &x).map_err(|error| exception(py, error))?;
+        Ok(conversions.map(|conversion| match conversion.plan.reason() {
             None => "zero copy".into(),
-            Some(reason) => format!("copy of {} bytes because of {reason}", crossing.bytes_copied),
+            Some(reason) => format!("copy of {} bytes because of {reason}", conversion.bytes_copied),
         }))
     }
 }

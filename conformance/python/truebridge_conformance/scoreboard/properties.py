@@ -32,7 +32,7 @@ class Property:
     #: What it states, in one line.
     doc: str
     template: str
-    #: What it rests on, and what instead where tensors cross by another protocol than DLPack.
+    #: What it rests on, and what instead where tensors are converted by another protocol than DLPack.
     sentence: Sentence
     sentences: Mapping[str, Sentence] = field(default_factory=dict)
     #: The tensor that it is about, where it is not a plain one, and the list that arrives.

@@ -120,7 +120,7 @@ def values(driver: Driver, taken: Any) -> np.ndarray:
     return read(driver, interface["data"][0], interface["shape"][0])
 
 
-def test_memory_of_the_driver_crosses_in_place(driver: Driver, doubling: Any) -> None:
+def test_memory_of_the_driver_converts_in_place(driver: Driver, doubling: Any) -> None:
     memory = Memory(driver, 1000).fill(3)
     same, twice = doubling(tb.feed(memory, copy=False))
     assert same.device == "cuda:0"

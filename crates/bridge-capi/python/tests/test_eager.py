@@ -55,7 +55,7 @@ def test_the_memory_lives_as_long_as_the_tensor(tf: Any) -> None:
 
 @pytest.mark.parametrize("shape", [[], [0], [2, 0, 3], [1, 1]])
 @pytest.mark.parametrize("name", ["bool", "int32", "float16", "bfloat16", "complex128", "uint8"])
-def test_dtypes_and_shapes_cross(tf: Any, name: str, shape: Any) -> None:
+def test_dtypes_and_shapes_convert(tf: Any, name: str, shape: Any) -> None:
     array = np.ones(shape, np.float32).astype(tf.as_dtype(name).as_numpy_dtype)
     x = tb.external_input(name, shape, tb.feed(array))
     taken = tb.take(tb.external_output(x))

@@ -171,7 +171,7 @@ LAYOUTS = [True, False]
 
 
 @pytest.mark.parametrize("legacy", LAYOUTS)
-def test_a_capsule_crosses_in_place_and_is_deleted_once(through: Any, legacy: bool) -> None:
+def test_a_capsule_converts_in_place_and_is_deleted_once(through: Any, legacy: bool) -> None:
     producer = Producer(legacy=legacy)
     capsule = producer.capsule()
     fed = tb.feed(capsule, copy=False)

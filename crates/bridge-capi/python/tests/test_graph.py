@@ -137,7 +137,7 @@ def test_one_feed_serves_many_runs(tf: Any, session: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [[], [0], [2, 0, 3], [1, 1], [1, 2, 1, 3, 1]])
-def test_every_shape_crosses(tf: Any, session: Any, shape: List[int]) -> None:
+def test_every_shape_converts(tf: Any, session: Any, shape: List[int]) -> None:
     x = tb.external_input(tf.float64, shape)
     array = np.ones(shape)
     taken = tb.take(session.run(tb.external_output(x), {tb.handle_of(x): tb.feed(array)}))
@@ -153,7 +153,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_dtypes_cross(tf: Any, session: Any, name: str) -> None:
+def test_dtypes_convert(tf: Any, session: Any, name: str) -> None:
     dtype = tf.as_dtype(name).as_numpy_dtype
     array = aligned(6, dtype)
     array[:] = np.array([1, 0, 1, 0, 0, 1]).astype(dtype)
@@ -166,7 +166,7 @@ def test_dtypes_cross(tf: Any, session: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_dtypes_cross_to_torch(tf: Any, session: Any, name: str) -> None:
+def test_dtypes_convert_to_torch(tf: Any, session: Any, name: str) -> None:
     torch = pytest.importorskip("torch")
     if not hasattr(torch, name) or name == "bool":
         pytest.skip("DLPack of PyTorch 1.13 has no " + name)

@@ -216,7 +216,7 @@ unsafe impl Adapter for Producer {
     }
 }
 
-/// A batch that has crossed.
+/// A batch that has been converted.
 pub struct Batch {
     pub model: Model,
     from: Producer,
@@ -234,7 +234,7 @@ impl Batch {
         let model = Model::default();
         let from = Producer { model: model.clone(), office: Office::new(Strides::Any), apart };
         let mut batch = Self { model, from, to: Office::new(Strides::Any), leases: Vec::new() };
-        batch.leases = batch.cross(tensors).into_iter().map(Some).collect();
+        batch.leases = batch.convert(tensors).into_iter().map(Some).collect();
         {
             let state = batch.model.state();
             let exported = state.uses.iter().map(|(owner, _)| *owner).collect::<Vec<_>>();
@@ -248,7 +248,7 @@ impl Batch {
     }
 
     /// Makes buffers, with the next numbers, and takes them across.
-    pub fn cross(&self, tensors: &[(Stream, Reuse)]) -> Vec<Lease> {
+    pub fn convert(&self, tensors: &[(Stream, Reuse)]) -> Vec<Lease> {
         let first = {
             let mut state = self.model.state();
             state.uses.extend(tensors.iter().map(|(owner, _)| (*owner, Vec::new())));
@@ -261,8 +261,8 @@ impl Batch {
         let tensors: Vec<(&dyn Adapter<Tensor = Numbered>, _)> =
             numbered.iter().map(|tensor| (&self.from as _, tensor)).collect();
         let ordering: Arc<dyn Ordering> = Arc::new(self.model.clone());
-        let crossed = transfer_all(&tensors, &self.to, &ordering, &Options::default()).expect("it crosses");
-        let leases = crossed.into_iter().map(|(item, _)| match item {
+        let converted = transfer_all(&tensors, &self.to, &ordering, &Options::default()).expect("it converts");
+        let leases = converted.into_iter().map(|(item, _)| match item {
             Item::Leased(lease) => lease,
             Item::Own(_) => unreachable!("import returns leases"),
         });

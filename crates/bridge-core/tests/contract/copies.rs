@@ -10,13 +10,19 @@ use std::sync::Arc;
 
 const COPY: Options = Options::copied();
 
-fn cross(recorder: &Arc<Recorder>, from: &Office, to: &Office, item: &Item, how: &Options) -> Result<(Item, Transfer)> {
+fn convert(
+    recorder: &Arc<Recorder>,
+    from: &Office,
+    to: &Office,
+    item: &Item,
+    how: &Options,
+) -> Result<(Item, Transfer)> {
     let ordering: Arc<dyn Ordering> = recorder.clone();
     transfer(from, to, item, &ordering, how)
 }
 
-fn leased(crossed: Result<(Item, Transfer)>) -> Lease {
-    match crossed.expect("it crosses").0 {
+fn leased(converted: Result<(Item, Transfer)>) -> Lease {
+    match converted.expect("it converts").0 {
         Item::Leased(lease) => lease,
         Item::Own(_) => panic!("the consumer has copied"),
     }
@@ -27,10 +33,10 @@ fn the_owner_of_a_view_waits_for_a_copy_of_the_view() {
     let recorder = Arc::new(Recorder::default());
     let (from, to, third) = (Office::new(Strides::Any), Office::new(Strides::Any), Office::new(Strides::Any));
     let paper = Paper::new(&recorder.log);
-    let view = leased(cross(&recorder, &from, &to, &Item::Own(paper.clone()), &Options::default()));
+    let view = leased(convert(&recorder, &from, &to, &Item::Own(paper.clone()), &Options::default()));
     // `to` copies its view while OTHER is its current stream.
     let item = Item::Own(Paper { stream: Some(OTHER), ..paper });
-    drop(cross(&recorder, &to, &third, &item, &COPY).expect("it crosses"));
+    drop(convert(&recorder, &to, &third, &item, &COPY).expect("it converts"));
     taken(&recorder.log);
     drop(view);
     assert_eq!(taken(&recorder.log), [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Dropped]);
@@ -44,7 +50,7 @@ fn what_the_producer_has_copied_is_given_back_after_the_copy() {
         let (mut from, to) = (Office::new(Strides::Any), Office::new(Strides::Any));
         from.copies_to = Some(0x2000);
         let paper = Paper { reuse, pending, ..Paper::new(&recorder.log) };
-        let copy = leased(cross(&recorder, &from, &to, &Item::Own(paper), &COPY));
+        let copy = leased(convert(&recorder, &from, &to, &Item::Own(paper), &COPY));
         let events = taken(&recorder.log);
         drop(copy);
         events
@@ -72,7 +78,7 @@ fn a_copy_that_is_none_or_does_not_fit_is_made_by_core_on_the_host() {
             let paper = Paper { device, stream, shape, strides, address, ..Paper::new(&recorder.log) };
             let options = Options::default().with_copy(copy);
             let to = Office::new(Strides::Compact);
-            let lease = leased(cross(&recorder, &from, &to, &Item::Own(paper), &options));
+            let lease = leased(convert(&recorder, &from, &to, &Item::Own(paper), &options));
             assert!(lease.is_copy() && lease.layout().is_compact() && lease.data().is_multiple_of(64));
             assert_eq!(lease.access(), Access::ReadWrite);
             // SAFETY: the lease is on six floats, which nothing writes to.
@@ -88,7 +94,7 @@ fn on_a_device_the_consumer_copies_what_it_can_take_in_place() {
     let (mut from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
     from.copies_to = None;
     let paper = Paper::new(&recorder.log);
-    let (copy, told) = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).expect("it crosses");
+    let (copy, told) = convert(&recorder, &from, &to, &Item::Own(paper), &COPY).expect("it converts");
     assert!(matches!(copy, Item::Own(Paper { address: 0x20000, access: Access::ReadWrite, .. })));
     assert_eq!((told.bytes_copied, told.ordered), (24, Some((OWNER, READER))));
     // The copied view is returned after the consumer's stream.
@@ -99,7 +105,7 @@ fn on_a_device_the_consumer_copies_what_it_can_take_in_place() {
     // The consumer could be written to through the view that it copies.
     let read_only = (Paper { access: Access::ReadOnly, ..paper() }, "memory that is read-only");
     for (paper, why) in [columns, read_only] {
-        let refused = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).err().expect("neither can copy it");
+        let refused = convert(&recorder, &from, &to, &Item::Own(paper), &COPY).err().expect("neither can copy it");
         assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
         assert!(refused.to_string().contains(why), "{refused}");
     }
@@ -111,7 +117,7 @@ fn a_copy_in_the_memory_of_its_original_is_none() {
     let (mut from, to) = (Office::new(Strides::Any), Office::new(Strides::Any));
     let paper = Paper::new(&recorder.log);
     from.copies_to = Some(paper.address);
-    let (copy, told) = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).expect("the consumer copies it");
+    let (copy, told) = convert(&recorder, &from, &to, &Item::Own(paper), &COPY).expect("the consumer copies it");
     assert!(matches!(copy, Item::Own(Paper { address: 0x20000, .. })));
     assert_eq!(told.copied_by.expect("it is copied").to_string(), "consumer");
 }
@@ -122,9 +128,9 @@ fn a_copy_has_to_be_on_the_device_that_was_asked_for() {
     let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
     let paper = || Item::Own(Paper { device: Device::cuda(1), ..Paper::new(&recorder.log) });
     let options = Options::copied().with_device(Device::cuda(1));
-    assert_eq!(leased(cross(&recorder, &from, &to, &paper(), &options)).device(), Device::cuda(1));
+    assert_eq!(leased(convert(&recorder, &from, &to, &paper(), &options)).device(), Device::cuda(1));
     let elsewhere = Options::copied().with_device(GPU);
-    let refused = cross(&recorder, &from, &to, &paper(), &elsewhere).err().expect("it is on another device");
+    let refused = convert(&recorder, &from, &to, &paper(), &elsewhere).err().expect("it is on another device");
     assert_eq!(refused.kind(), ErrorKind::Device);
 }
 
@@ -134,7 +140,7 @@ fn managed_memory_is_memory_of_its_gpu_and_of_the_host() {
     let recorder = Arc::new(Recorder::default());
     let from = Office::new(Strides::Any);
     let paper = || Item::Own(Paper { device: managed, ..Paper::new(&recorder.log) });
-    let lease = leased(cross(&recorder, &from, &Office::new(Strides::Any), &paper(), &Options::default()));
+    let lease = leased(convert(&recorder, &from, &Office::new(Strides::Any), &paper(), &Options::default()));
     assert_eq!((lease.device(), taken(&recorder.log)), (Device::cuda(1), vec![Ordered(OWNER, READER)]));
     drop(lease);
 
@@ -142,12 +148,12 @@ fn managed_memory_is_memory_of_its_gpu_and_of_the_host() {
     host.profile.devices = vec![DeviceKind::CPU];
     *host.side.current.lock().unwrap() = None;
     taken(&recorder.log);
-    let lease = leased(cross(&recorder, &from, &host, &paper(), &Options::default()));
+    let lease = leased(convert(&recorder, &from, &host, &paper(), &Options::default()));
     assert_eq!((lease.device(), taken(&recorder.log)), (Device::CPU, vec![Synchronized(OWNER)]));
     drop(lease);
     assert_eq!(taken(&recorder.log), [Dropped]);
     let asked = Options::default().with_device(GPU);
-    let refused = cross(&recorder, &from, &Office::new(Strides::Any), &paper(), &asked);
+    let refused = convert(&recorder, &from, &Office::new(Strides::Any), &paper(), &asked);
     assert_eq!(refused.err().expect("it is another GPU").kind(), ErrorKind::Device);
 }
 
@@ -161,7 +167,7 @@ fn dropped_on(current: Stream, owner: Stream, before: impl FnOnce(&Recorder)) ->
     let recorder = Arc::new(Recorder::default());
     let to = Office::new(Strides::Any);
     let item = Item::Own(Paper { stream: Some(owner), ..Paper::new(&recorder.log) });
-    let lease = leased(cross(&recorder, &Office::new(Strides::Any), &to, &item, &Options::default()));
+    let lease = leased(convert(&recorder, &Office::new(Strides::Any), &to, &item, &Options::default()));
     taken(&recorder.log);
     *to.side.current.lock().unwrap() = Some(current);
     before(&recorder);

@@ -14,8 +14,8 @@ fn lease(recorder: &Arc<Recorder>, read_only: bool) -> Lease {
     let ordering: Arc<dyn Ordering> = recorder.clone();
     let mut to = Office::new(Strides::Any);
     to.profile.keeps_read_only = true;
-    let crossed = transfer(&Office::new(Strides::Any), &to, &Item::Own(paper), &ordering, &Options::default());
-    match crossed.expect("it crosses").0 {
+    let converted = transfer(&Office::new(Strides::Any), &to, &Item::Own(paper), &ordering, &Options::default());
+    match converted.expect("it converts").0 {
         Item::Leased(lease) => lease,
         Item::Own(_) => unreachable!("import returns leases"),
     }

@@ -44,11 +44,11 @@ pub(crate) fn elements(tensor: &Tensor) -> Vec<f32> {
 }
 
 /// Returns a tensor over a paper, whose drop is recorded.
-fn crossed(recorder: &Arc<Recorder>, paper: Paper) -> Tensor {
+fn converted(recorder: &Arc<Recorder>, paper: Paper) -> Tensor {
     let device = paper.device;
     let dlpack = if device == Device::CPU { on_host() } else { in_stream(device) };
     let office = Office::new(Strides::Any);
-    transfer(&office, &dlpack, &Item::Own(paper), &ordering(recorder), &Options::default()).expect("it crosses").0
+    transfer(&office, &dlpack, &Item::Own(paper), &ordering(recorder), &Options::default()).expect("it converts").0
 }
 
 /// Returns whether a consumer is told that the memory is its alone.
@@ -60,8 +60,8 @@ fn is_alone(tensor: Tensor) -> bool {
 #[test]
 fn memory_that_no_other_tensor_shares_is_the_consumers() {
     let tensor = counted(&[2, 3]);
-    let cross = |options| transfer(&on_host(), &on_host(), &tensor, &(Arc::new(HostOnly) as _), &options).unwrap().0;
-    assert!(is_alone(cross(Options::copied())) && !is_alone(cross(Options::default())));
+    let convert = |options| transfer(&on_host(), &on_host(), &tensor, &(Arc::new(HostOnly) as _), &options).unwrap().0;
+    assert!(is_alone(convert(Options::copied())) && !is_alone(convert(Options::default())));
     assert!(!is_alone(tensor.clone()) && is_alone(tensor));
     // By a copy into memory that the adapter allocates, as with the kernels' ordering.
     let fresh = counted(&[3]);
@@ -84,9 +84,9 @@ fn on_the_host(access: Access, recorder: &Arc<Recorder>) -> Paper {
 }
 
 #[test]
-fn a_tensor_crosses_in_place_and_keeps_its_memory() {
+fn a_tensor_converts_in_place_and_keeps_its_memory() {
     let recorder = Arc::new(Recorder::default());
-    let managed = crossed(&recorder, on_the_host(Access::ReadOnly, &recorder)).into_managed();
+    let managed = converted(&recorder, on_the_host(Access::ReadOnly, &recorder)).into_managed();
     let tensor = received(managed, Origin::host());
     let (view, done) = transfer(&on_host(), &on_host(), &tensor, &ordering(&recorder), &Options::default()).unwrap();
     assert_eq!((done.plan, done.bytes_copied, view.data()), (Plan::ZeroCopy, 0, 0x1000));
@@ -103,7 +103,7 @@ fn a_tensor_crosses_in_place_and_keeps_its_memory() {
 fn unversioned_tensors_do_not_state_their_access() {
     let recorder = Arc::new(Recorder::default());
     let managed =
-        crossed(&recorder, on_the_host(Access::ReadWrite, &recorder)).into_legacy().expect("it may be written to");
+        converted(&recorder, on_the_host(Access::ReadWrite, &recorder)).into_legacy().expect("it may be written to");
     let tensor = received(managed, Origin::host());
     assert_eq!(tensor.access(), Access::Unstated);
     drop(tensor);
@@ -113,7 +113,7 @@ fn unversioned_tensors_do_not_state_their_access() {
 #[test]
 fn a_tensor_on_a_device_is_ordered_in_both_directions() {
     let recorder = Arc::new(Recorder::default());
-    let managed = crossed(&recorder, Paper::new(&recorder.log)).into_managed();
+    let managed = converted(&recorder, Paper::new(&recorder.log)).into_managed();
     assert_eq!(taken(&recorder.log), [Ordered(OWNER, READER)]);
     let origin = Origin::new(Some(READER), Reuse::Unknown);
     let tensor = received(managed, origin);

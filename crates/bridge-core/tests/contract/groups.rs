@@ -116,8 +116,8 @@ fn copied(recorder: Recorder, from: &Office) -> Vec<Event> {
         .collect();
     let ordering: Arc<dyn Ordering> = Arc::new(recorder);
     let tensors: Vec<(&dyn Adapter<Tensor = Item>, _)> = items.iter().map(|item| (from as _, item)).collect();
-    let crossed = transfer_all(&tensors, &to, &ordering, &Options::default());
-    assert_eq!(crossed.map_err(|failed| failed.error.to_string()).expect("they cross").len(), 10);
+    let converted = transfer_all(&tensors, &to, &ordering, &Options::default());
+    assert_eq!(converted.map_err(|failed| failed.error.to_string()).expect("they convert").len(), 10);
     taken(&log)
 }
 

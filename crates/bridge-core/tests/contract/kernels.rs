@@ -31,12 +31,12 @@ impl Scene {
     }
 
     /// Takes the tensor across, and returns what was called for it.
-    fn cross(self) -> (Result<(Item, Transfer)>, Vec<Event>) {
+    fn convert(self) -> (Result<(Item, Transfer)>, Vec<Event>) {
         let log = self.recorder.log.clone();
         let ordering: Arc<dyn Ordering> = Arc::new(self.recorder);
-        let crossed = transfer(&self.from, &self.to, &Item::Own(self.paper), &ordering, &self.options);
+        let converted = transfer(&self.from, &self.to, &Item::Own(self.paper), &ordering, &self.options);
         assert!(self.from.side.views.is_empty(), "the source is returned");
-        (crossed, taken(&log))
+        (converted, taken(&log))
     }
 }
 
@@ -51,8 +51,8 @@ fn launched(to: usize, stream: Option<bridge_core::Stream>) -> Event {
 
 #[test]
 fn a_kernel_fills_memory_of_the_consumer_in_its_stream() {
-    let (crossed, events) = Scene::new(Copied::Well).cross();
-    let (copy, told) = crossed.expect("it crosses");
+    let (converted, events) = Scene::new(Copied::Well).convert();
+    let (copy, told) = converted.expect("it converts");
     assert!(matches!(copy, Item::Own(Paper { address: FRESH, .. })), "the consumer's own tensor, without a lease");
     assert_eq!((told.copied_by, told.bytes_copied), (Some(CopiedBy::Kernels), 24));
     assert_eq!(told.ordered, Some((OWNER, READER)));
@@ -73,10 +73,10 @@ fn the_memory_has_the_order_that_was_asked_for() {
         scene.to = Office::new(Strides::Any);
         scene.to.fresh = Some(Paper { strides, ..fresh() });
         scene.options.order = Some(order);
-        let (crossed, events) = scene.cross();
+        let (converted, events) = scene.convert();
         assert_eq!(events.contains(&launched(FRESH, Some(READER))), filled, "{order}");
         // The producer's own copy is row-major, and the consumer's would be: a column-major one has memory of its own.
-        let by = crossed.expect("it crosses").1.copied_by;
+        let by = converted.expect("it converts").1.copied_by;
         assert!(by == Some(CopiedBy::Kernels) || (order, filled) == (Order::RowMajor, false), "{order}");
     }
 }
@@ -85,8 +85,8 @@ fn the_memory_has_the_order_that_was_asked_for() {
 fn a_kernel_fills_memory_of_its_own_where_neither_side_has_any() {
     let mut scene = Scene::new(Copied::Well);
     (scene.from.copies_to, scene.to.fresh) = (None, None);
-    let (crossed, events) = scene.cross();
-    let (copy, told) = crossed.expect("it crosses");
+    let (converted, events) = scene.convert();
+    let (copy, told) = converted.expect("it converts");
     assert_eq!((told.copied_by, told.ordered), (Some(CopiedBy::Kernels), Some((OWNER, READER))));
     let Item::Leased(lease) = &copy else { panic!("a view of memory of the ordering") };
     assert!(lease.is_copy() && lease.data() == ALLOCATED && lease.stream() == Some(READER));
@@ -95,7 +95,7 @@ fn a_kernel_fills_memory_of_its_own_where_neither_side_has_any() {
 
     let mut scene = Scene::new(Copied::Fails(ErrorKind::CopyNeeded));
     (scene.from.copies_to, scene.to.fresh) = (None, None);
-    assert_eq!(scene.cross().0.err().map(|error| error.kind()), Some(ErrorKind::CopyNeeded));
+    assert_eq!(scene.convert().0.err().map(|error| error.kind()), Some(ErrorKind::CopyNeeded));
 }
 
 #[test]
@@ -104,8 +104,8 @@ fn a_permuted_tensor_is_one_copy() {
     scene.paper.strides = vec![3, 1];
     scene.to.fresh = Some(Paper { shape: vec![3, 2], strides: vec![2, 1], ..fresh() });
     scene.options.permute = Some(Permutation::new(&[1, 0]).unwrap());
-    let (crossed, events) = scene.cross();
-    assert_eq!(crossed.expect("it crosses").1.plan, Plan::Copy(Reason::Strides));
+    let (converted, events) = scene.convert();
+    assert_eq!(converted.expect("it converts").1.plan, Plan::Copy(Reason::Strides));
     assert_eq!(events.iter().filter(|event| matches!(event, Launched { .. })).count(), 1);
 }
 
@@ -135,8 +135,8 @@ fn in_one_stream_a_copy_orders_nothing() {
     let mut scene = Scene::new(Copied::Well);
     *scene.to.side.current.lock().unwrap() = Some(OWNER);
     scene.to.fresh = Some(Paper { stream: Some(OWNER), ..fresh() });
-    let (crossed, events) = scene.cross();
-    assert_eq!(crossed.expect("it crosses").1.ordered, None);
+    let (converted, events) = scene.convert();
+    assert_eq!(converted.expect("it converts").1.ordered, None);
     assert_eq!(events, [launched(FRESH, Some(OWNER)), Dropped]);
 }
 
@@ -144,7 +144,7 @@ fn in_one_stream_a_copy_orders_nothing() {
 fn a_source_of_unknown_reuse_is_kept_until_the_kernel_has_run() {
     let mut scene = Scene::new(Copied::Well);
     scene.paper.reuse = Reuse::Unknown;
-    let (_, events) = scene.cross();
+    let (_, events) = scene.convert();
     let filled = launched(FRESH, Some(READER));
     assert_eq!(events, [Ordered(OWNER, READER), filled, Ordered(READER, OWNER), ReleasedLater(OWNER), Dropped]);
 }
@@ -153,8 +153,8 @@ fn a_source_of_unknown_reuse_is_kept_until_the_kernel_has_run() {
 fn the_kernel_does_what_the_producer_has_deferred() {
     let mut scene = Scene::new(Copied::Well);
     scene.paper.pending = Some(Pending::Negation);
-    let (crossed, events) = scene.cross();
-    assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Kernels));
+    let (converted, events) = scene.convert();
+    assert_eq!(converted.expect("it converts").1.copied_by, Some(CopiedBy::Kernels));
     assert!(events.contains(&Launched { from: 0x1000, to: FRESH, flips: 1 << 31, stream: Some(READER) }));
 }
 
@@ -164,8 +164,8 @@ fn where_the_consumer_allocates_nothing_the_producer_does() {
     scene.to.fresh = None;
     scene.from.fresh = Some(Paper { stream: Some(OWNER), ..fresh() });
     *scene.from.side.current.lock().unwrap() = Some(OWNER);
-    let (crossed, events) = scene.cross();
-    let (copy, told) = crossed.expect("it crosses");
+    let (converted, events) = scene.convert();
+    let (copy, told) = converted.expect("it converts");
     let Item::Leased(lease) = copy else { panic!("the memory is the producer's") };
     assert!(lease.is_copy() && lease.data() == FRESH);
     assert_eq!((told.copied_by, told.ordered), (Some(CopiedBy::Kernels), Some((OWNER, READER))));
@@ -174,8 +174,8 @@ fn where_the_consumer_allocates_nothing_the_producer_does() {
 
 #[test]
 fn what_the_kernels_do_not_copy_the_frameworks_copy() {
-    let (crossed, events) = Scene::new(Copied::Fails(ErrorKind::CopyNeeded)).cross();
-    let (copy, told) = crossed.expect("it crosses");
+    let (converted, events) = Scene::new(Copied::Fails(ErrorKind::CopyNeeded)).convert();
+    let (copy, told) = converted.expect("it converts");
     assert!(matches!(copy, Item::Leased(ref lease) if lease.data() == 0x20000));
     assert_eq!(told.copied_by, Some(CopiedBy::Producer));
     assert!(!events.contains(&Ordered(READER, OWNER)), "the original has had no reader");
@@ -198,8 +198,8 @@ fn memory_that_is_not_fresh_is_not_written_to() {
     for (i, other) in others.into_iter().enumerate() {
         let mut scene = Scene::new(Copied::Well);
         scene.to.fresh.iter_mut().for_each(other);
-        let (crossed, events) = scene.cross();
-        assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Producer), "{i}");
+        let (converted, events) = scene.convert();
+        assert_eq!(converted.expect("it converts").1.copied_by, Some(CopiedBy::Producer), "{i}");
         assert!(!events.iter().any(|event| matches!(event, Launched { .. })), "{i}");
     }
 }
@@ -207,24 +207,24 @@ fn memory_that_is_not_fresh_is_not_written_to() {
 #[test]
 fn an_error_at_any_step_returns_the_source() {
     for kind in [ErrorKind::Driver, ErrorKind::Layout, ErrorKind::Device, ErrorKind::OutOfMemory] {
-        let (crossed, events) = Scene::new(Copied::Fails(kind)).cross();
-        assert_eq!(crossed.err().expect("the copy fails").kind(), kind);
+        let (converted, events) = Scene::new(Copied::Fails(kind)).convert();
+        assert_eq!(converted.err().expect("the copy fails").kind(), kind);
         // Part of it may be launched, so the source is returned after it.
         let filled = launched(FRESH, Some(READER));
         assert_eq!(events, [Ordered(OWNER, READER), filled, Ordered(READER, OWNER), Dropped]);
     }
     let scene = Scene::new(Copied::Well);
     *scene.recorder.fails.lock().unwrap() = true;
-    let (crossed, events) = scene.cross();
-    assert_eq!(crossed.err().expect("the ordering fails").kind(), ErrorKind::Driver);
+    let (converted, events) = scene.convert();
+    assert_eq!(converted.err().expect("the ordering fails").kind(), ErrorKind::Driver);
     assert_eq!(events, [Dropped], "nothing was launched");
 }
 
 #[test]
 fn a_source_whose_reader_cannot_be_ordered_is_leaked_and_counted() {
     let leaked = stats().leaked;
-    let (crossed, events) = Scene::new(Copied::BreaksTheOrdering).cross();
-    crossed.expect("the copy itself is made");
+    let (converted, events) = Scene::new(Copied::BreaksTheOrdering).convert();
+    converted.expect("the copy itself is made");
     assert!(stats().leaked > leaked && !events.contains(&Dropped));
 }
 
@@ -235,8 +235,8 @@ fn without_elements_nothing_is_launched() {
     scene.paper.access = Access::ReadOnly;
     scene.to.fresh = Some(Paper { shape: vec![0, 3], ..fresh() });
     scene.options.copy = Some(true);
-    let (crossed, events) = scene.cross();
-    assert!(matches!(crossed.expect("it crosses").0, Item::Own(Paper { address: FRESH, .. })));
+    let (converted, events) = scene.convert();
+    assert!(matches!(converted.expect("it converts").0, Item::Own(Paper { address: FRESH, .. })));
     assert_eq!(events, [Dropped]);
 }
 
@@ -245,8 +245,8 @@ fn on_the_host_the_copy_has_no_stream() {
     let mut scene = Scene::new(Copied::Well);
     (scene.paper.device, scene.paper.stream) = (Device::CPU, None);
     scene.to.fresh = Some(Paper { device: Device::CPU, stream: None, ..fresh() });
-    let (crossed, events) = scene.cross();
-    assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Host));
+    let (converted, events) = scene.convert();
+    assert_eq!(converted.expect("it converts").1.copied_by, Some(CopiedBy::Host));
     assert_eq!(events, [Prepared(FRESH..FRESH + 24), launched(FRESH, None), Dropped]);
 }
 
@@ -257,8 +257,8 @@ fn the_host_waits_before_it_copies_managed_memory() {
     scene.to.profile.devices = vec![DeviceKind::CPU];
     *scene.to.side.current.lock().unwrap() = None;
     scene.to.fresh = Some(Paper { device: Device::CPU, stream: None, ..fresh() });
-    let (crossed, events) = scene.cross();
-    assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Host));
+    let (converted, events) = scene.convert();
+    assert_eq!(converted.expect("it converts").1.copied_by, Some(CopiedBy::Host));
     assert_eq!(events, [Prepared(FRESH..FRESH + 24), Synchronized(OWNER), launched(FRESH, None), Dropped]);
 }
 
@@ -267,8 +267,8 @@ fn core_allocates_host_memory_where_no_framework_does() {
     let mut scene = Scene::new(Copied::Well);
     (scene.paper.device, scene.paper.stream) = (Device::CPU, None);
     (scene.to.fresh, scene.from.copies_to) = (None, None);
-    let (crossed, events) = scene.cross();
-    let (copy, told) = crossed.expect("it crosses");
+    let (converted, events) = scene.convert();
+    let (copy, told) = converted.expect("it converts");
     let Item::Leased(lease) = copy else { panic!("the memory is core's") };
     assert_eq!(told.copied_by, Some(CopiedBy::Host));
     assert_eq!(events, [Prepared(lease.data()..lease.data() + 24), launched(lease.data(), None), Dropped]);
@@ -278,6 +278,6 @@ fn core_allocates_host_memory_where_no_framework_does() {
 fn memory_of_a_device_without_a_stream_is_not_written_to() {
     let mut scene = Scene::new(Copied::Well);
     scene.to.fresh = Some(Paper { stream: None, ..fresh() });
-    let (crossed, _) = scene.cross();
-    assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Producer));
+    let (converted, _) = scene.convert();
+    assert_eq!(converted.expect("it converts").1.copied_by, Some(CopiedBy::Producer));
 }

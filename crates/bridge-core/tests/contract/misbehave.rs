@@ -114,12 +114,12 @@ fn no_lie_of_an_adapter_touches_memory_that_was_not_exported() {
         for options in &all {
             let source = counted(&[4, 6]);
             let (liar, sound) = (Liar::new(lie, owns_memory, &source), on_host());
-            let crossed = [
+            let converted = [
                 transfer(&sound, &liar, &source, &ordering, options),
                 transfer(&liar, &sound, &source, &ordering, options),
                 transfer(&liar, &liar, &source, &ordering, options),
             ];
-            for (tensor, _) in crossed.into_iter().flatten() {
+            for (tensor, _) in converted.into_iter().flatten() {
                 let numbers = elements(&tensor);
                 assert!(numbers.iter().enumerate().all(|(i, number)| *number == i as f32), "{lie:?}: {numbers:?}");
             }
@@ -230,9 +230,9 @@ fn views_are_dropped_in_any_order_on_any_thread() {
     for first in 0..4 {
         let source = counted(&[8, 3]);
         let sources = [(&dlpack as &dyn Adapter<Tensor = Tensor>, &source); 9];
-        let views = transfer_all(&sources, &dlpack, &ordering, &Options::default()).expect("they cross");
+        let views = transfer_all(&sources, &dlpack, &ordering, &Options::default()).expect("they convert");
         let mut views: Vec<_> = views.into_iter().map(|(view, _)| view).collect();
-        let onward = transfer(&dlpack, &dlpack, &views[first], &ordering, &Options::default()).expect("it crosses").0;
+        let onward = transfer(&dlpack, &dlpack, &views[first], &ordering, &Options::default()).expect("it converts").0;
         views.rotate_left(first * 2);
         drop(source);
         let late = views.split_off(5);

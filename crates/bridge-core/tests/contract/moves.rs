@@ -35,12 +35,12 @@ impl Scene {
         Self { from, to, recorder, paper, options }
     }
 
-    fn cross(self) -> (Result<(Item, Transfer)>, Vec<Event>) {
+    fn convert(self) -> (Result<(Item, Transfer)>, Vec<Event>) {
         let log = self.recorder.log.clone();
         let ordering: Arc<dyn Ordering> = Arc::new(self.recorder);
-        let crossed = transfer(&self.from, &self.to, &Item::Own(self.paper), &ordering, &self.options);
+        let converted = transfer(&self.from, &self.to, &Item::Own(self.paper), &ordering, &self.options);
         assert!(self.from.side.views.is_empty(), "the source is returned");
-        (crossed, taken(&log))
+        (converted, taken(&log))
     }
 }
 
@@ -50,8 +50,8 @@ fn moved(from: Device, to: Device, stream: Stream) -> Event {
 
 #[test]
 fn to_the_host_the_move_is_in_the_stream_of_the_source() {
-    let (crossed, events) = Scene::new(GPU, Device::CPU, Copied::Well).cross();
-    let (result, told) = crossed.expect("it crosses");
+    let (converted, events) = Scene::new(GPU, Device::CPU, Copied::Well).convert();
+    let (result, told) = converted.expect("it converts");
     assert!(matches!(result, Item::Own(Paper { address: FRESH, .. })));
     let expected = Transfer::planned(Plan::Copy(Reason::Moved), 24, Some(CopiedBy::Move));
     assert_eq!(told, expected);
@@ -60,23 +60,23 @@ fn to_the_host_the_move_is_in_the_stream_of_the_source() {
 
 #[test]
 fn from_the_host_the_move_is_in_the_stream_of_the_target() {
-    let (crossed, events) = Scene::new(Device::CPU, GPU, Copied::Well).cross();
-    assert_eq!(crossed.expect("it crosses").1.ordered, None);
+    let (converted, events) = Scene::new(Device::CPU, GPU, Copied::Well).convert();
+    assert_eq!(converted.expect("it converts").1.ordered, None);
     assert_eq!(events, [moved(Device::CPU, GPU, READER), Dropped, Dropped]);
 }
 
 #[test]
 fn the_host_waits_before_it_reads_pinned_memory_that_a_device_writes() {
     let pinned = Device { kind: DeviceKind::CUDA_HOST, index: 0 };
-    let (crossed, events) = Scene::new(pinned, GPU, Copied::Well).cross();
-    crossed.expect("it crosses");
+    let (converted, events) = Scene::new(pinned, GPU, Copied::Well).convert();
+    converted.expect("it converts");
     assert_eq!(events[..2], [Synchronized(OWNER), moved(pinned, GPU, READER)]);
 }
 
 #[test]
 fn between_devices_each_stream_waits_for_the_other_in_turn() {
-    let (crossed, events) = Scene::new(GPU, OTHER, Copied::Well).cross();
-    assert_eq!(crossed.expect("it crosses").1.ordered, Some((OWNER, READER)));
+    let (converted, events) = Scene::new(GPU, OTHER, Copied::Well).convert();
+    assert_eq!(converted.expect("it converts").1.ordered, Some((OWNER, READER)));
     let ready = OrderedAcross((OTHER, READER), (GPU, OWNER));
     let arrived = OrderedAcross((GPU, OWNER), (OTHER, READER));
     assert_eq!(events, [ready, moved(GPU, OTHER, OWNER), arrived, Dropped, Dropped]);
@@ -86,7 +86,7 @@ fn between_devices_each_stream_waits_for_the_other_in_turn() {
 fn the_move_does_what_the_producer_has_deferred() {
     let mut scene = Scene::new(GPU, Device::CPU, Copied::Well);
     scene.paper.pending = Some(Pending::Negation);
-    let (_, events) = scene.cross();
+    let (_, events) = scene.convert();
     assert!(matches!(events[0], Moved { flips: 0x8000_0000, .. }), "{events:?}");
 }
 
@@ -94,7 +94,7 @@ fn the_move_does_what_the_producer_has_deferred() {
 fn a_source_of_unknown_reuse_is_kept_until_the_move_is_done() {
     let mut scene = Scene::new(GPU, OTHER, Copied::Well);
     scene.paper.reuse = Reuse::Unknown;
-    let (_, events) = scene.cross();
+    let (_, events) = scene.convert();
     assert_eq!(events[3..], [ReleasedLater(OWNER), Dropped, Dropped]);
 }
 
@@ -103,15 +103,15 @@ fn a_consumer_without_memory_of_its_own_takes_that_of_the_copies() {
     for (here, there) in [(Device::CPU, GPU), (GPU, OTHER)] {
         let mut scene = Scene::new(here, there, Copied::Well);
         scene.to.fresh = None;
-        let (crossed, events) = scene.cross();
-        let (result, _) = crossed.expect("it crosses");
+        let (converted, events) = scene.convert();
+        let (result, _) = converted.expect("it converts");
         let Item::Leased(lease) = result else { panic!("the memory is not the consumer's own") };
         assert!(lease.is_copy() && lease.data() == ALLOCATED && lease.device() == there);
         assert!(!events.iter().any(|event| matches!(event, Ordered(..))), "it is in the consumer's stream: {events:?}");
     }
     let mut scene = Scene::new(GPU, Device::CPU, Copied::Well);
     scene.to.fresh = None;
-    let (result, _) = scene.cross().0.expect("it crosses");
+    let (result, _) = scene.convert().0.expect("it converts");
     assert!(matches!(result, Item::Leased(lease) if lease.device() == Device::CPU), "core has host memory");
 }
 
@@ -122,8 +122,8 @@ fn without_elements_nothing_is_launched() {
         for paper in [Some(&mut scene.paper), scene.to.fresh.as_mut()].into_iter().flatten() {
             (paper.shape, paper.strides) = (vec![0, 3], vec![3, 1]);
         }
-        let (crossed, events) = scene.cross();
-        assert!(crossed.is_ok() && events == [Dropped, Dropped], "{events:?}");
+        let (converted, events) = scene.convert();
+        assert!(converted.is_ok() && events == [Dropped, Dropped], "{events:?}");
     }
 }
 
@@ -131,14 +131,14 @@ fn without_elements_nothing_is_launched() {
 fn what_cannot_be_moved_is_an_error_before_memory_is_allocated() {
     let mut far = Scene::new(GPU, Device::cuda(2), Copied::Well);
     far.to.fresh = None;
-    let (crossed, events) = far.cross();
-    assert_eq!(crossed.err().unwrap().kind(), ErrorKind::Device);
+    let (converted, events) = far.convert();
+    assert_eq!(converted.err().unwrap().kind(), ErrorKind::Device);
     assert_eq!(events, [Dropped], "of the source alone");
 
     let scene = Scene::new(GPU, Device::CPU, Copied::Well);
     let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
-    let crossed = transfer(&scene.from, &scene.to, &Item::Own(scene.paper), &ordering, &scene.options);
-    let error = crossed.err().expect("nothing moves it");
+    let converted = transfer(&scene.from, &scene.to, &Item::Own(scene.paper), &ordering, &scene.options);
+    let error = converted.err().expect("nothing moves it");
     assert!(error.kind() == ErrorKind::Device && error.to_string().contains("on cuda:0, not on cpu"), "{error}");
 }
 
@@ -146,8 +146,8 @@ fn what_cannot_be_moved_is_an_error_before_memory_is_allocated() {
 fn an_error_of_the_copies_returns_both_sides() {
     for (here, there) in [(GPU, Device::CPU), (Device::CPU, GPU), (GPU, OTHER)] {
         for kind in [ErrorKind::Driver, ErrorKind::CopyNeeded, ErrorKind::Captured] {
-            let (crossed, events) = Scene::new(here, there, Copied::Fails(kind)).cross();
-            assert_eq!(crossed.err().unwrap().kind(), kind);
+            let (converted, events) = Scene::new(here, there, Copied::Fails(kind)).convert();
+            assert_eq!(converted.err().unwrap().kind(), kind);
             assert_eq!(events.iter().filter(|event| **event == Dropped).count(), 2, "{events:?}");
         }
     }
@@ -156,8 +156,8 @@ fn an_error_of_the_copies_returns_both_sides() {
 /// Work that cannot be ordered before the consumer's is waited for, so that the target can be dropped.
 #[test]
 fn where_the_consumer_cannot_be_ordered_the_host_waits() {
-    let (crossed, events) = Scene::new(GPU, OTHER, Copied::BreaksTheOrdering).cross();
-    assert_eq!(crossed.err().unwrap().kind(), ErrorKind::Driver);
+    let (converted, events) = Scene::new(GPU, OTHER, Copied::BreaksTheOrdering).convert();
+    assert_eq!(converted.err().unwrap().kind(), ErrorKind::Driver);
     assert_eq!(events[2..], [Synchronized(OWNER), Dropped, Dropped]);
 }
 
@@ -166,8 +166,8 @@ fn a_target_whose_work_has_no_end_is_leaked_and_counted() {
     let before = stats().leaked;
     let mut scene = Scene::new(GPU, OTHER, Copied::BreaksTheOrdering);
     scene.recorder.never_waits = true;
-    let (crossed, events) = scene.cross();
-    assert_eq!(crossed.err().unwrap().kind(), ErrorKind::Driver);
+    let (converted, events) = scene.convert();
+    assert_eq!(converted.err().unwrap().kind(), ErrorKind::Driver);
     assert_eq!(events.iter().filter(|event| **event == Dropped).count(), 1, "the source, in its own stream");
     assert!(stats().leaked > before);
 }
@@ -176,8 +176,8 @@ fn a_target_whose_work_has_no_end_is_leaked_and_counted() {
 fn device_memory_without_a_stream_is_returned_after_the_host_has_waited() {
     let mut scene = Scene::new(GPU, OTHER, Copied::Well);
     scene.paper.stream = None;
-    let (crossed, events) = scene.cross();
-    crossed.expect("it crosses");
+    let (converted, events) = scene.convert();
+    converted.expect("it converts");
     assert_eq!(events[3..], [Synchronized(Stream::LEGACY), Dropped, Dropped]);
 }
 
@@ -185,7 +185,7 @@ fn device_memory_without_a_stream_is_returned_after_the_host_has_waited() {
 fn a_device_that_the_target_lacks_is_refused_before_anything() {
     let mut scene = Scene::new(GPU, Device::CPU, Copied::Well);
     scene.to.profile.devices = vec![DeviceKind::CUDA];
-    let (crossed, events) = scene.cross();
-    assert_eq!(crossed.err().unwrap().kind(), ErrorKind::Device);
+    let (converted, events) = scene.convert();
+    assert_eq!(converted.err().unwrap().kind(), ErrorKind::Device);
     assert_eq!(events, [Dropped]);
 }

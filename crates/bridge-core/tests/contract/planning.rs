@@ -1,4 +1,4 @@
-//! Which tensors cross in place, which as a copy, and which not at all.
+//! Which tensors are converted in place, which as a copy, and which not at all.
 
 use crate::common::{GPU, Item, Log, Office, Paper, writes_nothing};
 use bridge_core::{
@@ -124,7 +124,7 @@ fn every_refusal() {
     assert_eq!(planned(read_only, None), Err(ErrorKind::ReadOnly));
     assert_eq!(planned(read_only, Some(false)), Err(ErrorKind::ReadOnly));
     assert_eq!(planned(read_only, Some(true)), Ok(Plan::Copy(Reason::Asked)));
-    // What no consumer of the caller writes to crosses, by the contract of its framework or by the caller's promise.
+    // What no consumer of the caller writes to is converted, by the contract of its framework or by the caller's promise.
     assert_eq!(planned(|paper| paper.access = Access::Immutable, Some(false)), Ok(Plan::ZeroCopy));
     let mut paper = Paper::new(&Log::default());
     read_only(&mut paper);

@@ -26,9 +26,9 @@ impl Setup {
         Paper::new(&self.recorder.log)
     }
 
-    fn cross(&self, paper: Paper) -> Lease {
-        let crossed = transfer(&self.from, &self.to, &Item::Own(paper), &self.ordering, &Options::default());
-        match crossed.expect("it crosses").0 {
+    fn convert(&self, paper: Paper) -> Lease {
+        let converted = transfer(&self.from, &self.to, &Item::Own(paper), &self.ordering, &Options::default());
+        match converted.expect("it converts").0 {
             Item::Leased(lease) => lease,
             Item::Own(_) => unreachable!("import returns leases"),
         }
@@ -42,7 +42,7 @@ impl Setup {
 #[test]
 fn the_reader_waits_for_the_owner_and_the_owner_for_every_reader() {
     let setup = Setup::new();
-    let lease = setup.cross(setup.paper());
+    let lease = setup.convert(setup.paper());
     assert_eq!(setup.events(), [Ordered(OWNER, READER)]);
     assert_eq!(setup.to.side.used(0x1004, OTHER, || None), 1);
     // SAFETY: no driver sees this stream.
@@ -60,7 +60,7 @@ fn memory_that_other_streams_may_use_waits_for_all_work_of_the_device() {
     for reuse in [Reuse::InStreamOrder, Reuse::Unknown] {
         let mut setup = Setup::new();
         Arc::get_mut(&mut setup.to.side).expect("it is not shared yet").elsewhere = true;
-        let lease = setup.cross(Paper { reuse, ..setup.paper() });
+        let lease = setup.convert(Paper { reuse, ..setup.paper() });
         setup.to.side.used(0x1004, OTHER, || None);
         setup.events();
         drop(lease);
@@ -69,7 +69,7 @@ fn memory_that_other_streams_may_use_waits_for_all_work_of_the_device() {
         assert_eq!(setup.events(), [&known[..], &[ReleasedAfterAllWork(OWNER), Dropped]].concat(), "{reuse:?}");
         // A view that is used in the owner's stream alone, as far as is known.
         *setup.to.side.current.lock().unwrap() = Some(OWNER);
-        drop(setup.cross(Paper { reuse, ..setup.paper() }));
+        drop(setup.convert(Paper { reuse, ..setup.paper() }));
         assert_eq!(setup.events(), [ReleasedAfterAllWork(OWNER), Dropped], "{reuse:?}");
     }
 }
@@ -80,7 +80,7 @@ fn such_memory_is_leaked_and_counted_by_an_ordering_that_cannot_tell() {
     let mut setup = Setup::new();
     Arc::get_mut(&mut setup.to.side).expect("it is not shared yet").elsewhere = true;
     setup.ordering = Arc::new(Untelling(Arc::clone(&setup.recorder)));
-    drop(setup.cross(setup.paper()));
+    drop(setup.convert(setup.paper()));
     assert!(stats().leaked > before);
     assert_eq!(setup.events(), [Ordered(OWNER, READER), Ordered(READER, OWNER)]);
 }
@@ -137,7 +137,7 @@ fn an_offer_is_for_the_consumer_that_waits_and_read_only_memory_for_one_that_kee
     let refused = |from: &Office, to: &Office, access, vouches| {
         let paper = Item::Own(Paper { access, ..setup.paper() });
         let messenger = Messenger { from, to, vouches };
-        transfer(&setup.from, &messenger, &paper, &setup.ordering, &Options::default()).expect("it crosses").0
+        transfer(&setup.from, &messenger, &paper, &setup.ordering, &Options::default()).expect("it converts").0
     };
     let (own, writable) = (&setup.to, Access::ReadWrite);
     assert_eq!(refused(own, own, writable, false), None);
@@ -162,8 +162,8 @@ fn a_promise_to_write_nothing_takes_protected_memory_across() {
         setup.to.profile.keeps_read_only = keeps;
         let access_of = |access, options: Options| {
             let paper = Item::Own(Paper { access, ..setup.paper() });
-            let crossed = transfer(&setup.from, &setup.to, &paper, &setup.ordering, &options);
-            crossed
+            let converted = transfer(&setup.from, &setup.to, &paper, &setup.ordering, &options);
+            converted
                 .map(|(item, _)| match item {
                     Item::Leased(lease) => lease.access(),
                     Item::Own(paper) => paper.access,
@@ -202,7 +202,7 @@ fn a_transfer_says_that_it_shares_immutable_memory_and_a_watch_is_on_request() {
 fn a_lease_says_what_it_is_of_and_its_views_end_with_its_bytes() {
     let mut setup = Setup::new();
     setup.to.profile.keeps_read_only = true;
-    let lease = setup.cross(Paper { access: Access::ReadOnly, ..setup.paper() });
+    let lease = setup.convert(Paper { access: Access::ReadOnly, ..setup.paper() });
     assert_eq!((lease.data(), lease.buffer(), lease.is_copy()), (0x1000, (0x1000, 24), false));
     assert_eq!((lease.dtype(), lease.device(), lease.access()), (DType::FLOAT32, GPU, Access::ReadOnly));
     assert_eq!(lease.layout().shape(), [2, 3]);
@@ -215,14 +215,14 @@ fn a_lease_says_what_it_is_of_and_its_views_end_with_its_bytes() {
 fn equal_streams_need_nothing() {
     let setup = Setup::new();
     *setup.to.side.current.lock().unwrap() = Some(OWNER);
-    drop(setup.cross(setup.paper()));
+    drop(setup.convert(setup.paper()));
     assert_eq!(setup.events(), [Dropped]);
 }
 
 #[test]
 fn each_reader_is_waited_for_once() {
     let setup = Setup::new();
-    let lease = setup.cross(setup.paper());
+    let lease = setup.convert(setup.paper());
     for stream in [READER, OTHER, OTHER, OWNER] {
         setup.to.side.used(0x1000, stream, || None);
     }
@@ -235,7 +235,7 @@ fn each_reader_is_waited_for_once() {
 fn the_per_thread_stream_is_ordered_through_the_legacy_one_at_the_release() {
     let setup = Setup::new();
     *setup.to.side.current.lock().unwrap() = Some(Stream::PER_THREAD);
-    let lease = setup.cross(Paper { stream: Some(OWNER), ..setup.paper() });
+    let lease = setup.convert(Paper { stream: Some(OWNER), ..setup.paper() });
     assert_eq!(setup.events(), [Ordered(OWNER, Stream::PER_THREAD)]);
     *setup.to.side.current.lock().unwrap() = None;
     drop(lease);
@@ -245,7 +245,7 @@ fn the_per_thread_stream_is_ordered_through_the_legacy_one_at_the_release() {
 #[test]
 fn memory_with_unknown_reuse_is_released_after_the_readers() {
     let setup = Setup::new();
-    let lease = setup.cross(Paper { reuse: Reuse::Unknown, ..setup.paper() });
+    let lease = setup.convert(Paper { reuse: Reuse::Unknown, ..setup.paper() });
     setup.events();
     drop(lease);
     assert_eq!(setup.events(), [Ordered(READER, OWNER), ReleasedLater(OWNER), Dropped]);
@@ -254,7 +254,7 @@ fn memory_with_unknown_reuse_is_released_after_the_readers() {
 #[test]
 fn memory_whose_readers_cannot_be_ordered_is_lost_and_counted() {
     let setup = Setup::new();
-    let lease = setup.cross(setup.paper());
+    let lease = setup.convert(setup.paper());
     setup.events();
     *setup.recorder.fails.lock().unwrap() = true;
     let before = stats().leaked;
@@ -266,7 +266,7 @@ fn memory_whose_readers_cannot_be_ordered_is_lost_and_counted() {
 #[test]
 fn host_memory_has_no_streams() {
     let setup = Setup::new();
-    drop(setup.cross(Paper { device: Device::CPU, stream: None, ..setup.paper() }));
+    drop(setup.convert(Paper { device: Device::CPU, stream: None, ..setup.paper() }));
     assert_eq!(setup.events(), [Dropped]);
 }
 
@@ -276,9 +276,9 @@ fn an_export_of_a_view_uses_it() {
     let third = Office::new(Strides::Any);
     *third.side.current.lock().unwrap() = Some(OWNER);
     // `to` holds a view of the paper, and exports the same memory while OTHER is its current stream.
-    let lease = setup.cross(setup.paper());
+    let lease = setup.convert(setup.paper());
     let view = Item::Own(Paper { stream: Some(OTHER), ..setup.paper() });
-    let chained = transfer(&setup.to, &third, &view, &setup.ordering, &Options::default()).expect("it crosses");
+    let chained = transfer(&setup.to, &third, &view, &setup.ordering, &Options::default()).expect("it converts");
     drop(chained);
     setup.events();
     drop(lease);
@@ -309,7 +309,7 @@ fn a_failed_hand_over_gives_back() {
 fn a_panic_of_the_owner_stops_at_the_lease() {
     let setup = Setup::new();
     let before = stats().released;
-    drop(setup.cross(Paper { panics: true, device: Device::CPU, stream: None, ..setup.paper() }));
+    drop(setup.convert(Paper { panics: true, device: Device::CPU, stream: None, ..setup.paper() }));
     assert_eq!(setup.events(), [Dropped]);
     assert!(stats().released > before);
 }
@@ -319,7 +319,7 @@ fn a_copy_is_made_by_the_producer_and_told() {
     let setup = Setup::new();
     let item = Item::Own(Paper { strides: vec![-3, 1], ..setup.paper() });
     let (copy, told) =
-        transfer(&setup.from, &setup.to, &item, &setup.ordering, &Options::default()).expect("it crosses");
+        transfer(&setup.from, &setup.to, &item, &setup.ordering, &Options::default()).expect("it converts");
     assert_eq!((told.plan, told.bytes_copied), (Plan::Copy(Reason::NegativeStrides), 24));
     assert_eq!(told.ordered, Some((OWNER, READER)));
     let Item::Leased(lease) = copy else { unreachable!("import returns leases") };
@@ -331,7 +331,7 @@ fn a_copy_is_made_by_the_producer_and_told() {
 #[test]
 fn the_streams_of_a_view_are_kept_alive_until_it_is_gone() {
     let setup = Setup::new();
-    let lease = setup.cross(setup.paper());
+    let lease = setup.convert(setup.paper());
     let kept: Arc<()> = Arc::default();
     let keep = kept.clone();
     assert_eq!(setup.to.side.used(0x1000, OTHER, || Some(keep.clone())), 1);

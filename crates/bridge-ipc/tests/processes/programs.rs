@@ -43,7 +43,7 @@ impl Tensor {
     }
 
     /// Takes it to an array, or by a ticket. Returns whether the memory is another one then.
-    fn crossed(&self, exporter: &Exporter, writing: Option<Writing>, options: &Options) -> Result<(Self, bool)> {
+    fn converted(&self, exporter: &Exporter, writing: Option<Writing>, options: &Options) -> Result<(Self, bool)> {
         with!(self, |from, tensor| match writing {
             None => {
                 let (array, done) = transfer(from, &ndarray(), tensor, &host(), options)?;
@@ -119,7 +119,7 @@ impl Program<'_> {
         self.live[at].clone()
     }
 
-    fn cross(&mut self) {
+    fn convert(&mut self) {
         let (tensor, model) = self.one();
         let axes = self.axes(model.elements.ndim());
         let permutation = Permutation::new(&axes.iter().map(|axis| *axis as i64).collect::<Vec<_>>()).unwrap();
@@ -128,12 +128,12 @@ impl Program<'_> {
         let writing = [None, Some(Writing::Shared), Some(Writing::Private), Some(Writing::Never)];
         let options = Options::default().with_permute(permutation).with_copy(copy).with_order(order);
         let writing = writing[self.random.below(4)];
-        match tensor.crossed(self.exporter, writing, &options) {
+        match tensor.converted(self.exporter, writing, &options) {
             // Private memory has its first elements of the other, and writes of its own.
-            Ok((crossed, copied)) if copied || writing == Some(Writing::Private) => {
-                self.live.push((crossed, model.permuted(&axes).copied()));
+            Ok((converted, copied)) if copied || writing == Some(Writing::Private) => {
+                self.live.push((converted, model.permuted(&axes).copied()));
             }
-            Ok((crossed, _)) => self.live.push((crossed, model.permuted(&axes))),
+            Ok((converted, _)) => self.live.push((converted, model.permuted(&axes))),
             Err(error) => assert!(copy == Some(false) && error.kind() == ErrorKind::CopyNeeded, "{error}"),
         }
     }
@@ -162,7 +162,7 @@ impl Program<'_> {
             0 => self.make(),
             1 | 2 => self.copy(),
             3 => drop(self.live.swap_remove(self.random.below(self.live.len()))),
-            _ => self.cross(),
+            _ => self.convert(),
         }
         self.live.truncate(16);
         for (tensor, model) in &self.live {

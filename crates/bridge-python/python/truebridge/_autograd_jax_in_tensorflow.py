@@ -32,7 +32,7 @@ def _run(functions: Functions, call: Call, inputs: list[Any]) -> Made:
     order, tree = jax.tree.flatten(tf.nest.pack_sequence_as(call.structure, range(len(call.leaves))))
     at = [k for k, i in enumerate(order) if i in call.at]
     computation = functions.of([call.leaves[i] for i in order], at, tree)
-    arrays = _crossed(inputs)
+    arrays = _converted(inputs)
     run = computation.recorded([arrays[call.at.index(order[k])] for k in at])
     flat = call.flat(run.results)
     number = {id(x): i for i, x in enumerate(run.outputs)}
@@ -64,7 +64,7 @@ class Recorded:
         at = [k for k, i in enumerate(given) if self.outer[i] in self.run.linear.form.depends]
         outputs = [i for k in at if (i := self.outer[given[k]]) is not None]
         reached = self.run.reached([i for i in self.inner if i is not None], outputs)
-        arrays = _crossed([known[k] for k in at])
+        arrays = _converted([known[k] for k in at])
         made = dict(zip(reached, self.run.gradients(reached, outputs, arrays), strict=True)) if reached else {}
 
         def again() -> Recorded:
@@ -82,7 +82,7 @@ class Recorded:
         return jax.numpy.zeros(8, jax.numpy.uint8, device=_core.convert_inside(beside, "jax").device)
 
 
-def _crossed(tensors: Sequence[Any]) -> list[Any]:
+def _converted(tensors: Sequence[Any]) -> list[Any]:
     """Return eager tensors as arrays on one device. TensorFlow keeps integers on the host."""
     arrays = _core.convert_inside(list(tensors), "jax")
     devices = {x.device for x in arrays if differentiable(x)}

@@ -42,12 +42,12 @@ class Record:
         if not at:
             return [], []
         check_writes(self.writes.reach(tensors), "a hook on saved tensors saved the tensor itself, and no copy")
-        run = self.run._replace(inputs=_crossed(list(tensors)))
+        run = self.run._replace(inputs=_converted(list(tensors)))
         if torch.is_grad_enabled():
             depends = [*tensors, *known]
-            made = Node.apply(lambda: Record(run.pulled(at, given, _crossed(known)), depends), *depends)
+            made = Node.apply(lambda: Record(run.pulled(at, given, _converted(known)), depends), *depends)
         else:
-            made = copied(run.gradients(at, given, _crossed(known)))
+            made = copied(run.gradients(at, given, _converted(known)))
         return list(at), made
 
 
@@ -75,13 +75,13 @@ class JAXFunction(torch.nn.Module):  # type: ignore[misc]
         check_forward_mode(tensors, "JAX")
         wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad] if torch.is_grad_enabled() else []
         if not wanted:
-            leaves, tree = jax.tree.flatten(computation(_crossed(tensors)))
+            leaves, tree = jax.tree.flatten(computation(_converted(tensors)))
             return jax.tree.unflatten(tree, copied(leaves))
         results: Any = None
 
         def step() -> Record:
             nonlocal results
-            run = computation.recorded(_crossed(tensors), wanted)
+            run = computation.recorded(_converted(tensors), wanted)
             results = jax.tree.structure(run.results)
             return Record(run, tensors)
 
@@ -98,6 +98,6 @@ def _parameter(leaf: Any) -> Any:
     return torch.nn.Parameter(_core.convert_inside(leaf, "torch", copy=True))
 
 
-def _crossed(tensors: list[Any]) -> list[Any]:
+def _converted(tensors: list[Any]) -> list[Any]:
     arrays: list[Any] = _core.convert_inside(tensors, "jax", detach=True)
     return arrays

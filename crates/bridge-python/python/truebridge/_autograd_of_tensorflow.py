@@ -34,7 +34,7 @@ class Recorded(NamedTuple):
         ``known`` are the gradients of the outputs ``given``, tensors of another framework. They are inputs, after those
         of this run. The tape goes on if it ``records``.
         """
-        views = crossed(known)
+        views = converted(known)
         with on(self.device), _recording(self.tape) if records else contextlib.nullcontext():
             if records:
                 self.tape.watch(views)
@@ -46,7 +46,7 @@ class Recorded(NamedTuple):
         return self._replace(sources=[*self.sources, *views], targets=made)
 
 
-def crossed(tensors: Sequence[Any]) -> list[Any]:
+def converted(tensors: Sequence[Any]) -> list[Any]:
     """Return tensors of another framework as eager tensors."""
     views = _core.convert_inside(list(tensors), "tensorflow", detach=True)
     # Each is an object of its own, so that a tensor that is passed twice has a gradient for each time.

@@ -45,12 +45,12 @@ class Recorded:
         at = self._depending(given)
         targets = [self.outer[given[k]] for k in at]
         with torch.inference_mode(False):
-            found = (_backward if adds else _gradients)(self, targets, crossed([known[k] for k in at]))
+            found = (_backward if adds else _gradients)(self, targets, converted([known[k] for k in at]))
 
         @functools.cache
         def again() -> Recorded:
             with torch.inference_mode(False):
-                sent = crossed([known[k] for k in at])
+                sent = converted([known[k] for k in at])
                 wanted = [i for i, x in enumerate(found) if x is not None]
                 inner = [self.inner[i] for i in wanted]
                 # PyTorch takes no empty list: no result depends on any input.
@@ -71,7 +71,7 @@ class Recorded:
         found: list[Any] = [None] * len(wanted)
         places = [k for k, i in enumerate(wanted) if self.inner[i] is not None]
         with torch.inference_mode(False):
-            sent = crossed([known[k] for k in at])
+            sent = converted([known[k] for k in at])
             if at and places:
                 targets, inner = [self.outer[given[k]] for k in at], [self.inner[wanted[k]] for k in places]
                 options = {"retain_graph": True, "create_graph": records, "allow_unused": True}
@@ -135,7 +135,7 @@ def ends(targets: Sequence[Any]) -> Iterator[Any]:
             yield leaf
 
 
-def crossed(tensors: Sequence[Any]) -> list[Any]:
+def converted(tensors: Sequence[Any]) -> list[Any]:
     """Return tensors of another framework in PyTorch, each as the beginning of a graph."""
     return [view.requires_grad_() if view.is_floating_point() or view.is_complex() else view for view in plain(tensors)]
 

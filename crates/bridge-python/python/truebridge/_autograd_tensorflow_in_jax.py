@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from ._autograd_in_jax import function_of
-from ._autograd_of_tensorflow import Recorded, crossed, on
+from ._autograd_of_tensorflow import Recorded, converted, on
 from .errors import of_kind
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Record(NamedTuple):
 def _run(called: Callable[[list[Any]], list[Any]], inputs: list[Any], records: bool) -> tuple[list[Any], Record | None]:
     if not tf.executing_eagerly():
         raise of_kind("argument", "this runs eagerly: call it outside of tf.function and of graphs")
-    sources = crossed(inputs)
+    sources = converted(inputs)
     device = next((source.device for source in sources), None)
     tape = tf.GradientTape(persistent=records)
     with on(device), tape:

@@ -26,7 +26,7 @@ from . import _core
 from ._autograd_draws import Draws
 from ._autograd_in_tensorflow import anchor
 from ._autograd_in_torch import Node, Writes, check_devices, check_forward_mode, check_writes, copied
-from ._autograd_of_tensorflow import Recorded, crossed, on
+from ._autograd_of_tensorflow import Recorded, converted, on
 from .autograd import filled, results_at, tensors_at
 from .errors import of_kind
 
@@ -130,7 +130,7 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
 
         def step() -> Record:
             nonlocal results
-            views = crossed(tensors[: len(at)])
+            views = converted(tensors[: len(at)])
             sources = [*views, *self._sources]
             device = next((source.device for source in sources), None)
             with on(device), tape:

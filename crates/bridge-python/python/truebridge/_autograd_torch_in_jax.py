@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._autograd_in_jax import function_of
-from ._autograd_of_torch import Recorded, check_arguments, crossed, ends, plain
+from ._autograd_of_torch import Recorded, check_arguments, converted, ends, plain
 from .errors import of_kind
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _run(
         _check_parameters(any(y.requires_grad for y in results))
         return results, None
     with torch.inference_mode(False), torch.enable_grad():
-        views = crossed(inputs)
+        views = converted(inputs)
         results = called(views)
     check_arguments(views, "JAX")
     own = {id(view) for view in views}

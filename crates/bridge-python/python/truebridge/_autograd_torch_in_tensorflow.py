@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._autograd_in_tensorflow import Call, Made, function_of
-from ._autograd_of_torch import Recorded, check_arguments, crossed, ends
+from ._autograd_of_torch import Recorded, check_arguments, converted, ends
 from .errors import of_kind
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def wrapped(function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
 
 def _run(function: Callable[..., Any], call: Call, inputs: list[Any]) -> Made:
     with torch.inference_mode(False), torch.enable_grad():
-        views = crossed(inputs)
+        views = converted(inputs)
         _check_devices(views)
         positional, named = call.packed(views)
         results = function(*positional, **named)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Event(NamedTuple):
-    """One tensor that crossed, or did not.
+    """One tensor that was converted, or did not.
 
     Attributes
     ----------

@@ -25,8 +25,8 @@ pub(crate) struct Facts {
 
 /// What became of a tensor.
 pub(crate) enum Outcome {
-    /// It crossed. The reason of a copy into a tensor that exists is in no plan.
-    Crossed {
+    /// It was converted. The reason of a copy into a tensor that exists is in no plan.
+    Converted {
         copied: Option<(CopiedBy, String)>,
         ordered: Option<(u64, u64)>,
     },
@@ -39,20 +39,20 @@ impl Outcome {
         match done {
             Ok(done) => {
                 let reason = done.plan.reason().map(|reason| reason.to_string()).unwrap_or_default();
-                Self::crossed(done.copied_by.map(|by| (by, reason)), done.ordered)
+                Self::converted(done.copied_by.map(|by| (by, reason)), done.ordered)
             }
             Err(kind) => Self::Failed(kind),
         }
     }
 
-    pub(crate) fn crossed(copied: Option<(CopiedBy, String)>, ordered: Option<(Stream, Stream)>) -> Self {
+    pub(crate) fn converted(copied: Option<(CopiedBy, String)>, ordered: Option<(Stream, Stream)>) -> Self {
         let ordered = ordered.map(|(owner, reader)| (owner.handle(), reader.handle()));
-        Self::Crossed { copied, ordered }
+        Self::Converted { copied, ordered }
     }
 }
 
 /// A tensor of a call.
-pub(super) struct Crossed {
+pub(super) struct Converted {
     /// `None` where the call failed before it knew.
     pub(super) from: Option<String>,
     pub(super) to: String,
@@ -74,7 +74,7 @@ pub(super) struct About {
 
 struct Event {
     about: Arc<About>,
-    crossed: Crossed,
+    converted: Converted,
 }
 
 /// An open trace.
@@ -125,11 +125,11 @@ impl Book {
         self.trim();
     }
 
-    pub(super) fn push(&mut self, mut about: About, crossed: Vec<Crossed>) {
+    pub(super) fn push(&mut self, mut about: About, converted: Vec<Converted>) {
         about.number = self.calls;
         self.calls += 1;
         let about = Arc::new(about);
-        let events = crossed.into_iter().map(|crossed| Arc::new(Event { about: Arc::clone(&about), crossed }));
+        let events = converted.into_iter().map(|converted| Arc::new(Event { about: Arc::clone(&about), converted }));
         self.events.extend(events);
         self.trim();
     }
@@ -146,10 +146,10 @@ impl Book {
 
 /// Returns an event as the keywords of the class in Python.
 fn keywords<'py>(py: Python<'py>, event: &Event) -> PyResult<Bound<'py, PyDict>> {
-    let (about, crossed) = (&*event.about, &event.crossed);
-    let facts = crossed.facts.as_ref();
-    let (copied, ordered, error) = match &crossed.outcome {
-        Outcome::Crossed { copied, ordered } => (copied.as_ref(), *ordered, None),
+    let (about, converted) = (&*event.about, &event.converted);
+    let facts = converted.facts.as_ref();
+    let (copied, ordered, error) = match &converted.outcome {
+        Outcome::Converted { copied, ordered } => (copied.as_ref(), *ordered, None),
         Outcome::Failed(kind) => (None, None, Some(kind)),
     };
     let path = match (copied, error) {
@@ -162,8 +162,8 @@ fn keywords<'py>(py: Python<'py>, event: &Event) -> PyResult<Bound<'py, PyDict>>
     let keywords = PyDict::new(py);
     keywords.set_item("call", about.number)?;
     keywords.set_item("operation", about.operation)?;
-    keywords.set_item("source", &crossed.from)?;
-    keywords.set_item("target", &crossed.to)?;
+    keywords.set_item("source", &converted.from)?;
+    keywords.set_item("target", &converted.to)?;
     keywords.set_item("path", path)?;
     keywords.set_item("copied_by", copied.map(|(by, _)| by.to_string()))?;
     keywords.set_item("reason", copied.map(|(_, reason)| reason))?;

@@ -1,12 +1,12 @@
 //! Records of the process's transfers, for `truebridge.trace`. It observes and transfers nothing.
 //!
-//! Every function that takes tensors across runs its body in [`call`], and `crate::cross` notes in it what becomes of
+//! Every function that takes tensors across runs its body in [`call`], and `crate::conversions` notes in it what becomes of
 //! each tensor. While no trace is open that costs one relaxed load.
 
 mod book;
 
 use crate::{nvtx, watch};
-use book::{About, Book, Crossed};
+use book::{About, Book, Converted};
 pub(crate) use book::{Facts, Outcome, enter};
 use bridge_core::{Error, ErrorKind, Result};
 use std::cell::{Cell, RefCell};
@@ -21,7 +21,7 @@ fn now() -> u64 {
 pub(crate) struct Call {
     operation: &'static str,
     to: RefCell<String>,
-    tensors: RefCell<Vec<Crossed>>,
+    tensors: RefCell<Vec<Converted>>,
     /// The number of tensors that it was to take across.
     count: Cell<usize>,
     start: u64,
@@ -47,11 +47,11 @@ impl Call {
         let duration = now() - self.start;
         drop(self.range);
         let mut tensors = self.tensors.into_inner();
-        let failed = |crossed: &Crossed| matches!(crossed.outcome, Outcome::Failed(_));
+        let failed = |converted: &Converted| matches!(converted.outcome, Outcome::Failed(_));
         if let Some(kind) = error
             && !tensors.iter().any(failed)
         {
-            tensors = vec![Crossed { from: None, to: self.to.take(), facts: None, outcome: Outcome::Failed(kind) }];
+            tensors = vec![Converted { from: None, to: self.to.take(), facts: None, outcome: Outcome::Failed(kind) }];
         }
         let about = About {
             number: 0,
@@ -78,7 +78,7 @@ impl Call {
     /// Notes what became of a tensor of the framework `from`.
     pub(crate) fn note(&self, from: &str, facts: Option<Facts>, outcome: Outcome) {
         let to = self.to.borrow().clone();
-        self.tensors.borrow_mut().push(Crossed { from: Some(from.into()), to, facts, outcome });
+        self.tensors.borrow_mut().push(Converted { from: Some(from.into()), to, facts, outcome });
     }
 }
 

@@ -192,7 +192,7 @@ impl Endpoint {
     /// [`ErrorKind::Dtype`] for a dtype that no other framework has, [`ErrorKind::Argument`] for a sparse or a
     /// composite tensor, and those of [`Input::new`].
     pub fn input(&self) -> Result<Input> {
-        let dtype = self.crossing("input")?;
+        let dtype = self.conversion("input")?;
         let input = match &self.shape {
             Some(shape) => Input::new(&self.tensor, dtype, shape),
             None => Input::of_any_shape(&self.tensor, dtype),
@@ -203,7 +203,7 @@ impl Endpoint {
 
 impl Endpoint {
     /// Returns the dtype, if another framework has it.
-    pub(crate) fn crossing(&self, kind: &str) -> Result<DType> {
+    pub(crate) fn conversion(&self, kind: &str) -> Result<DType> {
         let key = &self.key;
         if self.tensor.is_empty() {
             return Err(argument(format!(
@@ -213,7 +213,7 @@ impl Endpoint {
         }
         self.dtype.ok_or_else(|| {
             let text = format!(
-                "the {kind} {key} of the signature is a tensor of strings, or of another dtype that does not cross: save \
+                "the {kind} {key} of the signature is a tensor of strings, or of another dtype that cannot be converted: save \
                  the model with a signature that has numbers"
             );
             Error::new(ErrorKind::Dtype, text)
@@ -225,7 +225,7 @@ impl Signature {
     /// Refuses what a session cannot feed or fetch.
     pub(crate) fn check(&self) -> Result<()> {
         for (i, input) in self.inputs.iter().enumerate() {
-            input.crossing("input")?;
+            input.conversion("input")?;
             if let Some(other) = self.inputs[..i].iter().find(|other| other.tensor == input.tensor) {
                 let (first, second, tensor) = (&other.key, &input.key, &input.tensor);
                 return Err(argument(format!(
@@ -234,7 +234,7 @@ impl Signature {
                 )));
             }
         }
-        self.outputs.iter().try_for_each(|output| output.crossing("output").map(drop))
+        self.outputs.iter().try_for_each(|output| output.conversion("output").map(drop))
     }
 
     fn of(definition: SignatureDef) -> Self {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// The libtorch of this process, whose tensors are [`tch::Tensor`](::tch::Tensor).
 ///
-/// A tensor crosses in any layout. Memory of another owner becomes a `tch` tensor over `torch_from_blob`, a C function
+/// A tensor is converted in any layout. Memory of another owner becomes a `tch` tensor over `torch_from_blob`, a C function
 /// of libtorch 2.11 and later, and returns to its owner when libtorch drops the last tensor over its storage.
 ///
 /// ```no_run
@@ -48,7 +48,7 @@ use std::sync::Arc;
 /// # Errors
 ///
 /// A tensor that requires grad is refused, as in Python: call `detach` first. So are sparse, quantised and meta
-/// tensors. A conjugated or negated view crosses as a copy.
+/// tensors. A conjugated or negated view is converted as a copy.
 #[derive(Clone, Copy)]
 pub struct Tch {
     runtime: &'static Runtime,

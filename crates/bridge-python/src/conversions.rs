@@ -30,9 +30,9 @@ use std::cell::RefCell;
 #[inline(always)]
 pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) -> PyResult<PyTensor<'py>> {
     let exposed = Exposed::default();
-    let crossed = cross(x, to, keywords, Some(&exposed))?;
+    let converted = run(x, to, keywords, Some(&exposed))?;
     exposed.warn(x.py())?;
-    Ok(crossed)
+    Ok(converted)
 }
 
 /// Converts a tensor, or each tensor of a tree, for the package: without a warning, and without a watch for writes.
@@ -41,29 +41,29 @@ pub(crate) fn convert_inside<'py>(
     to: Framework,
     keywords: Keywords<'_, 'py>,
 ) -> PyResult<PyTensor<'py>> {
-    cross(x, to, keywords, None)
+    run(x, to, keywords, None)
 }
 
-fn cross<'py>(
+fn run<'py>(
     x: &PyTensor<'py>,
     to: Framework,
     keywords: Keywords<'_, 'py>,
     exposed: Option<&Exposed>,
 ) -> PyResult<PyTensor<'py>> {
     let py = x.py();
-    let cross = |call: Option<&Call>| {
+    let convert = |call: Option<&Call>| {
         let (to, options, is_through_host) = (to.open(py)?, keywords.read()?, keywords.through_host()?);
         let options = options.with_watch(exposed.is_some());
         match Tree::of(x)? {
             None => {
                 let from = trees::source_of(x)?;
                 let x = keywords.detached(x)?;
-                let (crossed, done) = match is_through_host {
+                let (converted, done) = match is_through_host {
                     true => through_host(call, &from, &to, &x, &options)?,
                     false => transferred(call, &*from, &*to, &x, &options)?,
                 };
                 exposed.iter().for_each(|exposed| exposed.note(&*from, &*to, &done));
-                Ok(crossed)
+                Ok(converted)
             }
             Some(tree) => tree.map(x, |leaves| {
                 let mut tensors = Vec::with_capacity(leaves.len());
@@ -71,27 +71,27 @@ fn cross<'py>(
                     tensors.push(keywords.detached(tensor).map_err(|error| Failed::new(index, error))?);
                 }
                 if is_through_host {
-                    let crossed = leaves.iter().zip(&tensors).enumerate().map(|(index, ((from, _), tensor))| {
-                        let crossed = through_host(call, from, &to, tensor, &options);
-                        let (crossed, done) = crossed.map_err(|error| Failed::new(index, error))?;
+                    let converted = leaves.iter().zip(&tensors).enumerate().map(|(index, ((from, _), tensor))| {
+                        let converted = through_host(call, from, &to, tensor, &options);
+                        let (converted, done) = converted.map_err(|error| Failed::new(index, error))?;
                         exposed.iter().for_each(|exposed| exposed.note(&**from, &*to, &done));
-                        Ok(crossed)
+                        Ok(converted)
                     });
-                    return crossed.collect();
+                    return converted.collect();
                 }
                 progress::expect(|| to_move(leaves, options.device));
                 let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
                     leaves.iter().zip(&tensors).map(|((from, _), tensor)| (&**from as _, tensor)).collect();
-                let crossed = transferred_all(call, &leaves, &*to, &options)?;
+                let converted = transferred_all(call, &leaves, &*to, &options)?;
                 if let Some(exposed) = exposed {
-                    leaves.iter().zip(&crossed).for_each(|((from, _), (_, done))| exposed.note(*from, &*to, done));
+                    leaves.iter().zip(&converted).for_each(|((from, _), (_, done))| exposed.note(*from, &*to, done));
                 }
-                Ok(crossed.into_iter().map(|(tensor, _)| tensor).collect())
+                Ok(converted.into_iter().map(|(tensor, _)| tensor).collect())
             }),
         }
     };
     progress::shown(py, keywords.progress, || {
-        trace::call("convert", to.name(), cross).map_err(|error| into_python(py, error))
+        trace::call("convert", to.name(), convert).map_err(|error| into_python(py, error))
     })
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn back(from: Device, options: &Options) -> Option<Device> {
 }
 
 /// Moves a tensor to the host, and from there to where it was, or where the caller wants it. What is on the host
-/// crosses as ever.
+/// is converted as ever.
 fn through_host<'py>(
     call: Option<&Call>,
     from: &AnyAdapter<'py>,
@@ -187,10 +187,10 @@ fn transfer_seen<F: Owned, T>(
 ) -> Result<(T, Transfer)> {
     let leases = RefCell::default();
     let seen = Seen::of(call, from, Some(&to.profile().name), &leases);
-    let crossed = bridge_core::transfer(&seen, to, tensor, ordering(), options);
+    let converted = bridge_core::transfer(&seen, to, tensor, ordering(), options);
     seen.remember(to);
-    seen.note(Outcome::of(crossed.as_ref().map(|(_, done)| done).map_err(Error::kind)));
-    crossed
+    seen.note(Outcome::of(converted.as_ref().map(|(_, done)| done).map_err(Error::kind)));
+    converted
 }
 
 /// As [`bridge_core::transfer_all`], by the ordering of the process.
@@ -210,18 +210,18 @@ fn transferred_all<F: Owned, T>(
     to: &dyn Adapter<Tensor = T>,
     options: &Options,
 ) -> Result<Vec<(T, Transfer)>, Failed> {
-    let cross = |tensors: &[_]| bridge_core::transfer_all(tensors, to, ordering(), options);
+    let convert = |tensors: &[_]| bridge_core::transfer_all(tensors, to, ordering(), options);
     if call.is_none() && !may_be_gone::<F>() {
-        return cross(tensors);
+        return convert(tensors);
     }
     let leases = RefCell::default();
     let seen = see(call, tensors, Some(&to.profile().name), &leases);
-    let crossed = cross(&through(&seen, tensors));
+    let converted = convert(&through(&seen, tensors));
     seen.iter().for_each(|seen| seen.remember(to));
-    match crossed {
-        Ok(crossed) => {
-            seen.iter().zip(&crossed).for_each(|(seen, (_, done))| seen.note(Outcome::of(Ok(done))));
-            Ok(crossed)
+    match converted {
+        Ok(converted) => {
+            seen.iter().zip(&converted).for_each(|(seen, (_, done))| seen.note(Outcome::of(Ok(done))));
+            Ok(converted)
         }
         Err(failed) => {
             seen[failed.index].note(Outcome::Failed(failed.error.kind()));
@@ -271,7 +271,7 @@ pub(crate) fn copy_into<F: Owned, T: Owned>(
     let done = bridge_core::copy_into(&source, &target, tensor, out, ordering());
     let outcome = match (&done, source.device(), target.device()) {
         (Ok(ordered), Some(from), Some(to)) => {
-            Outcome::crossed(Some((copied_into_by(from, to), "a tensor that exists".into())), *ordered)
+            Outcome::converted(Some((copied_into_by(from, to), "a tensor that exists".into())), *ordered)
         }
         (Ok(_), ..) => return Ok(()),
         (Err(error), ..) => Outcome::Failed(error.kind()),
@@ -311,7 +311,7 @@ pub(crate) fn copy_all<F: Owned, T: Owned>(
                 call.to(&pair.to.profile().name);
                 if let (Some(from), Some(to)) = (source.device(), target.device()) {
                     let by = (copied_into_by(from, to), "a tensor that exists".into());
-                    source.note(Outcome::crossed(Some(by), *ordered));
+                    source.note(Outcome::converted(Some(by), *ordered));
                 }
             }
         }
