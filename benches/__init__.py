@@ -17,7 +17,7 @@ BENCHES = (
     "copies",
     "files",
     "host-copies",
-    "keeper",
+    "store",
     "moves",
     "pages",
     "pieces",

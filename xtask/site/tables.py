@@ -31,7 +31,7 @@ MOVES = latest("bench_moves")
 COPIES = latest("bench_copies")
 PROCESSES = latest("bench_processes")
 PIECES = latest("bench_pieces")
-KEEPER = latest("bench_keeper")
+STORE = latest("bench_keeper")
 SESSIONS = latest("bench_sessions")
 #: The runs that count what the frameworks' own method gets wrong.
 ORDERS = ("2026-11-27-h100-suite/conformance", "2026-11-26-h200-tensorflow/conformance-tensorflow1")
@@ -157,9 +157,9 @@ def weights(links: str) -> str:
     return table(("on a GPU", *COST[1:]), rows, "lrrrl") + sources(links, PIECES)
 
 
-def keeper(links: str) -> str:
-    """Weights that a keeper keeps, beside loading them from a file."""
-    found = {(row["what"], row["mib"]): row["milliseconds"] * 1e6 for row in report(KEEPER)["rows"]}
+def store(links: str) -> str:
+    """Weights that a store keeps, beside loading them from a file."""
+    found = {(row["what"], row["mib"]): row["milliseconds"] * 1e6 for row in report(STORE)["rows"]}
     rows = [
         cost(
             f"{mib / 1024:,.0f} GiB in 300 tensors",
@@ -170,7 +170,7 @@ def keeper(links: str) -> str:
         for what, mib in found
         if what == "file"
     ]
-    return table(("until a process has", *COST[1:]), rows, "lrrrl") + sources(links, KEEPER)
+    return table(("until a process has", *COST[1:]), rows, "lrrrl") + sources(links, STORE)
 
 
 def sessions(links: str) -> str:
@@ -389,7 +389,7 @@ TABLES: dict[str, Callable[..., str]] = {
         methods,
         methods1,
         weights,
-        keeper,
+        store,
         training,
         sessions,
         orders,

@@ -190,7 +190,7 @@ impl Drop for DeviceMapping {
 pub(crate) struct Expected(Device, Arc<Slot>);
 
 impl Expected {
-    /// Returns `None` for memory that is not kept mapped.
+    /// Returns `None` for memory that is not persistent mapped.
     pub(crate) fn new(mapping: &DeviceMapping) -> Option<Self> {
         let slot = mapping.slot.as_ref().filter(|slot| !slot.is_ordered())?;
         slot.expect(true);
@@ -224,7 +224,7 @@ enum Then {
     Free(usize),
     Unmap(Option<Opened>),
     /// What needed it is dropped.
-    Drop(#[expect(dead_code, reason = "kept until it is dropped")] Arc<dyn Any + Send + Sync>),
+    Drop(#[expect(dead_code, reason = "persistent until it is dropped")] Arc<dyn Any + Send + Sync>),
 }
 
 impl Drop for AfterWork {
@@ -302,8 +302,8 @@ fn close(device: Device, opened: Opened) {
 }
 
 /// Opens a segment on a device, with its descriptors. What is open already is not mapped again, nor is what this
-/// process shares, unless it is `kept`: then it may outlive the share.
-pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>], kept: bool) -> Result<DeviceMapping> {
+/// process shares, unless it is `persistent`: then it may outlive the share.
+pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>], persistent: bool) -> Result<DeviceMapping> {
     let (name, nbytes) = (name_of(segment)?, segment.nbytes().ok_or_else(|| broken("lengths are no memory"))?);
     let (transport, uuid) = match segment {
         Segment::Handle { device, handle, .. } => (Transport::Handle(handle.0), device),
@@ -318,7 +318,7 @@ pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>], kept: bool) -> Res
         Segment::File { .. } => return Err(broken("a file in memory is no memory of a device")),
     };
     let (device, own) = (device_of(uuid)?, OWN.lock().get(&name).map(|(range, _)| range.clone()));
-    let mapping = match own.filter(|_| !kept) {
+    let mapping = match own.filter(|_| !persistent) {
         Some(bytes) => DeviceMapping { device, bytes, slot: None },
         None => mapping(device, called(segment, &name), &name, &transport)?,
     };

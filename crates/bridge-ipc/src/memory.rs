@@ -176,11 +176,11 @@ pub(crate) fn check(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<(
     Ok(())
 }
 
-/// Refuses memory whose length may grow: it would have more bytes than a keeper counts.
+/// Refuses memory whose length may grow: it would have more bytes than a store counts.
 pub(crate) fn check_length(file: &OwnedFd) -> Result<()> {
     match fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::GROW)) {
         true => Ok(()),
-        false => Err(Error::new(ErrorKind::Protocol, "a keeper accepts only memory whose length is sealed")),
+        false => Err(Error::new(ErrorKind::Protocol, "a store accepts only memory whose length is sealed")),
     }
 }
 

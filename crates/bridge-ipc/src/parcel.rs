@@ -1,7 +1,7 @@
 //! Parcels: the tensors of one ticket.
 
 use crate::device::{self, Shared};
-use crate::exporter::{Exporter, Kept};
+use crate::exporter::{Exporter, Stored};
 use crate::importer::{self, Import, Leases, Open};
 use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
@@ -36,7 +36,7 @@ const MAX_TENSORS: usize = 1 << 16;
 #[must_use = "nothing is shared before share is called"]
 pub struct Parcel {
     writing: Option<Writing>,
-    /// Whether a keeper is to keep the memory beyond the end of this process.
+    /// Whether a store is to keep the memory beyond the end of this process.
     outlives: bool,
     segments: Vec<Part>,
     tensors: Vec<Described>,
@@ -121,7 +121,7 @@ enum Part {
     Fresh(Arc<Arena>),
     /// Fresh memory of a device.
     Filled(Shared, Arc<Arena>),
-    /// Memory of this process that a keeper can take over, and that is to be shared in place.
+    /// Memory of this process that a store can take over, and that is to be shared in place.
     Given(Arc<Arena>),
     /// One of another process, by its lease and its number in that process.
     Foreign(Arc<Import>, usize),
@@ -155,8 +155,8 @@ impl Parcel {
         Self::packed(tensors, (writing, false), ordering, options)
     }
 
-    /// Packs tensors for a keeper ([`Names::keep`](crate::Names::keep)), which keeps them beyond the end of this
-    /// process: by copies, but for tensors in memory of a keeper.
+    /// Packs tensors for a store ([`Names::persistent`](crate::Names::persistent)), which keeps them beyond the end of this
+    /// process: by copies, but for tensors in memory of a store.
     ///
     /// # Errors
     ///
@@ -333,7 +333,7 @@ impl Parcel {
     /// place.
     fn foreign(&mut self, exported: &Export) -> Option<(usize, usize)> {
         let (import, number) =
-            importer::containing(exported).filter(|(import, _)| import.is_kept() || !self.outlives)?;
+            importer::containing(exported).filter(|(import, _)| import.is_persistent() || !self.outlives)?;
         let open = import.segment(number);
         if !is_passed(open, self.writing) {
             return None;
@@ -347,7 +347,7 @@ impl Parcel {
         Some((at, start))
     }
 
-    /// Returns the segment that a keeper can take over in place and that the tensor lies in, and where it begins.
+    /// Returns the segment that a store can take over in place and that the tensor lies in, and where it begins.
     fn given(&mut self, exported: &Export) -> Result<Option<(usize, usize)>> {
         let Some(arena) = rooms::given(exported, self.asked_of(exported.device())) else { return Ok(None) };
         let start = arena.bytes().start;
@@ -442,14 +442,14 @@ impl Parcel {
             segments.push(segment);
             files.extend(own);
         }
-        let content = Content { segments, tensors: self.tensors.into(), points: Vec::new(), tree, kept: false };
+        let content = Content { segments, tensors: self.tensors.into(), points: Vec::new(), tree, persistent: false };
         let (streams, is_finished) = if self.outlives { (Vec::new(), true) } else { (self.streams, false) };
         let (outside, is_reused, owners) = (Arc::default(), self.is_reused, self.owners);
-        let kept = Kept { content, files, streams, is_finished, outside, is_reused, owners };
+        let kept = Stored { content, files, streams, is_finished, outside, is_reused, owners };
         exporter.share(kept, self.bytes, &about, time)
     }
 
-    /// Waits until the work on the tensors has run. A parcel for a keeper is shared after that: a keeper waits for no
+    /// Waits until the work on the tensors has run. A parcel for a store is shared after that: a store waits for no
     /// device.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Publications: versions of the same tensors under a name, in memory that is used again.
 
 use crate::device::{self, Role};
-use crate::exporter::{Exporter, Kept};
+use crate::exporter::{Exporter, Stored};
 use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
 use crate::names::{Client, LISTED, checked};
@@ -51,7 +51,7 @@ struct Desk {
 struct What {
     specs: Vec<Spec>,
     places: Vec<usize>,
-    /// Whether a keeper passes the versions on.
+    /// Whether a store passes the versions on.
     outlives: bool,
 }
 
@@ -60,7 +60,7 @@ bridge_core::debug_fields!(impl[] Desk: name);
 struct State {
     /// The slots that no version needs.
     free: Vec<Arc<Slot>>,
-    /// How many slots were given up: a keeper has ended that had passed them on, so other processes may still read
+    /// How many slots were given up: a store has ended that had passed them on, so other processes may still read
     /// them.
     lost: usize,
     /// Counts the versions that were to be announced.
@@ -94,7 +94,7 @@ pub struct Draft {
     slot: Option<Arc<Slot>>,
     /// Text for the processes that open the version, which describes its tree.
     tree: Option<String>,
-    /// How many keepers have it.
+    /// How many stores have it.
     outside: Arc<AtomicUsize>,
     desk: Arc<Desk>,
 }
@@ -161,7 +161,7 @@ impl Desk {
         let content = Content { tree: draft.tree.clone(), ..slot.content.clone() };
         let (files, outside) = (slot.files.clone(), Arc::clone(&draft.outside));
         let streams = if self.what.outlives { Vec::new() } else { slot.streams()? };
-        let mut kept = Kept::finished(content, files, vec![Box::new(draft)]);
+        let mut kept = Stored::finished(content, files, vec![Box::new(draft)]);
         (kept.outside, kept.streams) = (outside, streams);
         let ticket = exporter.share(kept, slot.on_host, &slot.about, LISTED)?;
         client.put_share(&exporter, &self.name, &ticket, 1)
@@ -269,7 +269,8 @@ impl Drop for Finishing {
 impl Slot {
     /// Allocates memory for compact tensors, one piece for each device.
     fn new(What { specs, places, outlives }: &What) -> Result<Self> {
-        let content = Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: None, kept: false };
+        let content =
+            Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: None, persistent: false };
         let (tensors, files, devices, owners) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut slot = Self { tensors, content, files, on_host: 0, devices, about: String::new(), owners };
         let (mut nbytes, mut placed) = (0usize, Vec::with_capacity(specs.len()));
@@ -341,7 +342,7 @@ impl Publication {
             let text = "a place names no tensor, or there is none: pass tensors, and the index of one for each place";
             return Err(Error::new(ErrorKind::Argument, text));
         }
-        let what = What { specs: specs.into(), places: places.into(), outlives: client.keeps()? };
+        let what = What { specs: specs.into(), places: places.into(), outlives: client.is_persistent()? };
         let free = (0..slots).map(|_| Slot::new(&what).map(Arc::new)).collect::<Result<Vec<_>>>()?;
         let (lost, handed, settled) = (0, 0, 0);
         let state = State { free, lost, handed, finished: None, settled, version: 0, failed: None, is_closed: false };

@@ -1,4 +1,4 @@
-//! Fresh memory for tensors that are shared as they are: the slots of a publication, and what a keeper takes over.
+//! Fresh memory for tensors that are shared as they are: the slots of a publication, and what a store takes over.
 
 use crate::device;
 use crate::memory::{self, Writing};
@@ -47,7 +47,7 @@ pub(crate) unsafe fn rooms(specs: &[Spec], outlives: bool) -> Result<Vec<Room>> 
 /// The memory of [`empty`] and [`allocate`], by its first address.
 static GIVEN: Own<BTreeMap<usize, Weak<Arena>>> = Own::new();
 
-/// Makes tensors in memory that a keeper takes over in place ([`Names::keep`](crate::Names::keep)): one piece of it for
+/// Makes tensors in memory that a store takes over in place ([`Names::persistent`](crate::Names::persistent)): one piece of it for
 /// each device. Their elements are what the system left there, on the host zeros.
 ///
 /// What this process writes to them after it has put them is seen by the processes that open them.
@@ -90,7 +90,7 @@ fn give(arena: &Arc<Arena>) {
 /// The memory that an allocator of a framework has, by its first address.
 static POOL: Own<BTreeMap<usize, Arc<Arena>>> = Own::new();
 
-/// Allocates memory of a device for the allocator of a framework, which a keeper takes over in place as that of
+/// Allocates memory of a device for the allocator of a framework, which a store takes over in place as that of
 /// [`empty`]. Returns its address.
 ///
 /// # Errors
@@ -106,7 +106,7 @@ pub fn allocate(device: Device, nbytes: usize) -> Result<usize> {
     Ok(start)
 }
 
-/// Frees memory of [`allocate`], after the work that is now in the stream. A keeper that has taken it over keeps it.
+/// Frees memory of [`allocate`], after the work that is now in the stream. A store that has taken it over keeps it.
 /// Another address is ignored.
 ///
 /// # Safety

@@ -447,7 +447,7 @@ mod tests {
     }
 
     fn question() -> Vec<u8> {
-        frame(1, &Request::Open { share: 1, token: Token::random().unwrap(), keeps: false })
+        frame(1, &Request::Open { share: 1, token: Token::random().unwrap(), persistent: false })
     }
 
     #[test]

@@ -252,7 +252,7 @@ enum Bytes {
 
 impl Arena {
     /// Allocates memory on a device for tensors of these sizes in bytes, each rounded up by [`Arena::room_for`]. If it
-    /// `outlives` this process, a keeper can take it over; memory of the host always can be.
+    /// `outlives` this process, a store can take it over; memory of the host always can be.
     pub(crate) fn new(device: Device, nbytes: usize, outlives: bool) -> Result<Self> {
         let bytes = match device::in_streams(device) {
             true => Bytes::Device(DeviceMemory::new(device, nbytes, outlives)?, nbytes),

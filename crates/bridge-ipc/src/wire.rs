@@ -38,14 +38,14 @@ pub(crate) const MAX_FILES: usize = 4 * FILES_AT_ONCE;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// Asks for a lease on a share. A keeper passes the memory on to other processes, which may use it after its end.
+    /// Asks for a lease on a share. A store passes the memory on to other processes, which may use it after its end.
     Open {
         share: u64,
         token: Token,
         #[serde(default, skip_serializing_if = "is_not")]
-        keeps: bool,
+        persistent: bool,
     },
-    /// Returns a lease, after these points. There is no answer. A keeper that ends returns those that are `lost`: other
+    /// Returns a lease, after these points. There is no answer. A store that ends returns those that are `lost`: other
     /// processes may still use the memory.
     Return {
         lease: u64,
@@ -122,10 +122,10 @@ pub(crate) enum Why {
     Version,
     /// The driver failed there.
     Failed,
-    /// A keeper has no room for more bytes.
+    /// A store has no room for more bytes.
     Full,
-    /// The memory ends with its process, so that a keeper cannot keep it.
-    Unkept,
+    /// The memory ends with its process, so that a store cannot keep it.
+    NotPersistent,
 }
 
 pub(crate) fn is_not(flag: &bool) -> bool {
@@ -144,9 +144,9 @@ pub(crate) struct Content {
     /// The tree of the tensors, as the process that made the share describes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tree: Option<String>,
-    /// Whether a keeper shares it: descriptors keep its memory, also after the end of that process.
+    /// Whether a store shares it: descriptors keep its memory, also after the end of that process.
     #[serde(default, skip_serializing_if = "is_not")]
-    pub(crate) kept: bool,
+    pub(crate) persistent: bool,
 }
 
 impl Content {
@@ -359,7 +359,7 @@ mod tests {
                 tensors: tensors.into(),
                 points: Vec::new(),
                 tree: Some("[0,1]".into()),
-                kept: false,
+                persistent: false,
             },
         }
     }
@@ -370,8 +370,8 @@ mod tests {
         let event = vec![Point::Event { device: Hex([1; 16]), event: Hex([0x2f; 64]) }];
         let points = |word| vec![Point::Word { device: Hex([1; 16]), word, value: 12 }];
         let requests = [
-            Request::Open { share: 7, token: token(), keeps: false },
-            Request::Open { share: 7, token: token(), keeps: true },
+            Request::Open { share: 7, token: token(), persistent: false },
+            Request::Open { share: 7, token: token(), persistent: true },
             returned(1),
             Request::Return { lease: 1, lost: false, points: points(3) },
             Request::Return { lease: 1, lost: false, points: event.clone() },
@@ -400,9 +400,10 @@ mod tests {
                 writing: Writing::Shared,
             },
         ];
-        let on_a_device = Content { segments, tensors: Arc::default(), points: points(2), tree: None, kept: false };
+        let on_a_device =
+            Content { segments, tensors: Arc::default(), points: points(2), tree: None, persistent: false };
         let by_events = Content { segments: Vec::new(), points: event, ..on_a_device.clone() };
-        let kept = Content { points: Vec::new(), kept: true, ..by_events.clone() };
+        let kept = Content { points: Vec::new(), persistent: true, ..by_events.clone() };
         let answers = [
             opened(),
             Answer::Opened { lease: 2, content: on_a_device },

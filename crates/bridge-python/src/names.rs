@@ -15,14 +15,14 @@ pub(crate) struct Names(Mutex<Option<bridge_ipc::Names>>);
 
 #[pymethods]
 impl Names {
-    /// Serves names; a keeper keeps at most so many bytes.
+    /// Serves names; a store keeps at most so many bytes.
     #[new]
-    fn new(path: &Bound<'_, PyAny>, keep: bool, max_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn new(path: &Bound<'_, PyAny>, persistent: bool, max_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let serve = || {
             let bytes = max_bytes.map_or(Ok(usize::MAX), |bytes| number(bytes, "max_bytes", 0usize))?;
             let limits = Limits::default().with_bytes(bytes);
             let settings = Settings::default().with_users(process::users()).with_limits(limits);
-            let serve = if keep { bridge_ipc::Names::keep } else { bridge_ipc::Names::serve };
+            let serve = if persistent { bridge_ipc::Names::persistent } else { bridge_ipc::Names::serve };
             serve(&self::path(path)?, settings)
         };
         Ok(Self(Mutex::new(Some(serve().map_err(|error| into_python(path.py(), error))?))))
@@ -60,8 +60,8 @@ impl Client {
     #[new]
     fn new(path: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = path.py();
-        // Whether it is a keeper, which may be started again, is asked while it is there.
-        let connect = |path: PathBuf| bridge_ipc::Client::connect(&path).and_then(|to| to.keeps().map(|_| to));
+        // Whether it is a store, which may be started again, is asked while it is there.
+        let connect = |path: PathBuf| bridge_ipc::Client::connect(&path).and_then(|to| to.is_persistent().map(|_| to));
         let client = self::path(path).and_then(|path| py.detach(|| connect(path)));
         Ok(Self(Mutex::new(Some(Arc::new(client.map_err(|error| into_python(py, error))?)))))
     }
@@ -79,7 +79,7 @@ impl Client {
         let put = || {
             let (client, text, keep) = (self.client()?, text(name, "a name")?, number(keep, "keep", 1u64)?);
             let put = |exporter: &Arc<Exporter>, ticket| client.put_share(exporter, &text, &ticket, keep);
-            let outlives = name.py().detach(|| client.keeps())?;
+            let outlives = name.py().detach(|| client.is_persistent())?;
             shared(name.py(), (tensors, tree), (LISTED, None), (writing, outlives), put)
         };
         put().map_err(|error| into_python(name.py(), error))
@@ -105,11 +105,11 @@ impl Client {
         Ok(listed.into_iter().map(|listed| (listed.name, listed.version, listed.about)).collect())
     }
 
-    /// Returns whether the process that serves names is a keeper, its bytes, and the most that it keeps.
+    /// Returns whether the process that serves names is a store, its bytes, and the most that it keeps.
     fn about(&self, py: Python<'_>) -> PyResult<(bool, usize, usize)> {
         let about = self.client().and_then(|client| py.detach(|| client.about()));
         let about = about.map_err(|error| into_python(py, error))?;
-        Ok((about.keeps, about.nbytes, about.limit))
+        Ok((about.persistent, about.nbytes, about.limit))
     }
 
     fn watch(&self, name: &Bound<'_, PyAny>, after: &Bound<'_, PyAny>) -> PyResult<Watch> {

@@ -1,4 +1,4 @@
-//! The allocator for PyTorch's memory pools in memory that a keeper takes over (`CUDAPluggableAllocator`).
+//! The allocator for PyTorch's memory pools in memory that a store takes over (`CUDAPluggableAllocator`).
 
 use bridge_core::{Device, Stream};
 use std::ffi::{c_int, c_void};

@@ -274,7 +274,7 @@ pub(crate) fn ipc_open<'py>(
     Ok((PyList::new(py, tensors)?, tree))
 }
 
-/// Makes tensors for the framework named ``target``, of these dtypes and shapes, in memory that a keeper can take over.
+/// Makes tensors for the framework named ``target``, of these dtypes and shapes, in memory that a store can take over.
 #[pyfunction]
 pub(crate) fn ipc_empty<'py>(
     py: Python<'py>,

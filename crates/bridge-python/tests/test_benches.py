@@ -19,11 +19,11 @@ from benches import (
     copies,
     files,
     host_copies,
-    keeper,
     lists,
     moves,
     pages,
     pieces,
+    store,
     training,
     transfers,
     updates,
@@ -320,14 +320,14 @@ def test_the_bars_are_parts_of_what_small_pages_take(faults: int, cpu: float, pa
     assert all(verdict.passed for verdict in pages.verdicts(rows)) == passed
 
 
-# The bench of the keeper runs on the host, and its report has every way.
+# The bench of the store runs on the host, and its report has every way.
 
 
 def test_every_method_is_measured_and_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keeper.main(["--device", "cpu", "--sizes", "1,2", "--rounds", "1", "--report", str(tmp_path)])
-    rows = json.loads((tmp_path / "bench_keeper.json").read_text(encoding="utf-8"))["rows"]
+    store.main(["--device", "cpu", "--sizes", "1,2", "--rounds", "1", "--report", str(tmp_path)])
+    rows = json.loads((tmp_path / "bench_store.json").read_text(encoding="utf-8"))["rows"]
     assert {(row["what"], row["mib"]) for row in rows} == {
-        (what, mib) for what in ("hand over", "put", "keeper", "file") for mib in (1, 2)
+        (what, mib) for what in ("hand over", "put", "store", "file") for mib in (1, 2)
     }
     assert all(row["right"] and row["milliseconds"] > 0 for row in rows)
     assert "2 MiB attached" in capsys.readouterr().out

@@ -512,14 +512,14 @@ def test_many_conversions_do_not_grow_the_process() -> None:
     assert resident() - before < 4 << 20
 
 
-@pytest.mark.parametrize("keeper", ["view", "producer = None; sys.keep = view", "cycle = [view]; cycle.append(cycle)"])
-def test_views_that_are_alive_at_exit(keeper: str, beside_torch: Warm) -> None:
+@pytest.mark.parametrize("owner", ["view", "producer = None; sys.keep = view", "cycle = [view]; cycle.append(cycle)"])
+def test_views_that_are_alive_at_exit(owner: str, beside_torch: Warm) -> None:
     code = f"""
 import sys, threading, numpy, torch, truebridge as tb
 producer = torch.arange(4.0)
 view = tb.to_numpy(producer)
 back = tb.to_torch(view)
-{keeper}
+{owner}
 """
     done = beside_torch.run(code)
     assert (done.returncode, done.stderr) == (0, "")

@@ -62,15 +62,15 @@ def complaints(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not logged.match(line)]
 
 
-@pytest.mark.parametrize("keeper", ["pass", "sys.keep = views", "views.append(views); sys.keep = tf.function(abs)"])
-def test_views_that_are_alive_at_exit(keeper: str, run: Run) -> None:
+@pytest.mark.parametrize("owner", ["pass", "sys.keep = views", "views.append(views); sys.keep = tf.function(abs)"])
+def test_views_that_are_alive_at_exit(owner: str, run: Run) -> None:
     done = run(
         f"""
 source = torch.arange(64.0)
 view = tb.to_tensorflow(source)
 variable = tf.Variable(view)
 views = [view, view * 2, tb.to_torch(view), tb.to_torch(tf.range(4.0)), tb.to_numpy(variable)]
-{keeper}
+{owner}
 """
     )
     assert (done.returncode, complaints(done.stderr)) == (0, [])

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 /// Keeps memory, or a storage that has it. It may be dropped on any thread: the drop of a storage takes the GIL, because
 /// the last one frees memory whose owner may be an object of Python.
-pub(crate) enum Keeper {
+pub(crate) enum Owner {
     Memory(#[expect(dead_code, reason = "it is dropped")] Kept),
     Storage(#[expect(dead_code, reason = "it is dropped")] Guarded<Held>),
 }
@@ -23,8 +23,8 @@ pub(crate) enum Place {
 
 /// A hold of one export, or one that the exports of a batch share.
 pub(crate) enum Hold {
-    Own(#[expect(dead_code, reason = "it is dropped")] Keeper),
-    Shared(#[expect(dead_code, reason = "it is dropped")] Arc<Keeper>),
+    Own(#[expect(dead_code, reason = "it is dropped")] Owner),
+    Shared(#[expect(dead_code, reason = "it is dropped")] Arc<Owner>),
 }
 
 /// Holds that a thread remembers: many tensors of a list are often views of a source's storage and of a target's.
@@ -32,7 +32,7 @@ const REMEMBERED: usize = 4;
 
 /// The last shared holds of a thread, and the next that is replaced.
 struct Recent {
-    holds: [(Place, Weak<Keeper>); REMEMBERED],
+    holds: [(Place, Weak<Owner>); REMEMBERED],
     next: usize,
 }
 
@@ -42,7 +42,7 @@ thread_local! {
 }
 
 /// Returns a hold on a place: in a batch one that another export has, or else a new one.
-pub(crate) fn hold(place: Place, new: impl FnOnce() -> Result<Keeper>) -> Result<Hold> {
+pub(crate) fn hold(place: Place, new: impl FnOnce() -> Result<Owner>) -> Result<Hold> {
     if batch().is_none() {
         return new().map(Hold::Own);
     }

@@ -7,7 +7,7 @@
 use crate::counter::Counters;
 use crate::describe::{Access, Describe};
 use crate::exchange::Borrow;
-use crate::hold::{Hold, Keeper, Place, hold};
+use crate::hold::{Hold, Owner, Place, hold};
 use crate::library::{AtTensor, Held, MemoryOffsets, SEARCHED, function, search, word};
 use crate::mark::{Marks, words};
 use crate::memory::Memory;
@@ -353,7 +353,7 @@ impl Native {
             if let Some(memory) = unsafe { Memory::of(storage, self.offsets.memory, || is_shared(object)) } {
                 watch_for_exit(object.py());
                 // SAFETY: as above.
-                return hold(Place::Memory(memory), || Ok(Keeper::Memory(unsafe { memory.keep() })));
+                return hold(Place::Memory(memory), || Ok(Owner::Memory(unsafe { memory.keep() })));
             }
         }
         hold(Place::Storage(storage), || {
@@ -367,7 +367,7 @@ impl Native {
                 return Err(Error::new(ErrorKind::Framework, text));
             };
             watch_for_exit(object.py());
-            Ok(Keeper::Storage(Guarded::new(Held { tensor, delete: self.functions.delete })))
+            Ok(Owner::Storage(Guarded::new(Held { tensor, delete: self.functions.delete })))
         })
     }
 }

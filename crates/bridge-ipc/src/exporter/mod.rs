@@ -26,7 +26,7 @@ use std::time::Duration;
 const AROUND: usize = 128;
 
 /// The content of a share, with what keeps it.
-pub(crate) struct Kept {
+pub(crate) struct Stored {
     pub(crate) content: Content,
     /// The descriptors of the segments, in their order.
     pub(crate) files: Vec<Arc<OwnedFd>>,
@@ -34,7 +34,7 @@ pub(crate) struct Kept {
     pub(crate) streams: Vec<(Device, Stream)>,
     /// Whether the work on the elements has run: a process that opens them does not wait for those streams.
     pub(crate) is_finished: bool,
-    /// The leases of keepers that were not returned. A keeper that has ended returns none, and other processes may
+    /// The leases of stores that were not returned. A store that has ended returns none, and other processes may
     /// still use the memory.
     pub(crate) outside: Arc<AtomicUsize>,
     /// Whether the memory may be used again when its owners are dropped.
@@ -42,7 +42,7 @@ pub(crate) struct Kept {
     pub(crate) owners: Vec<Box<dyn Any + Send + Sync>>,
 }
 
-impl Kept {
+impl Stored {
     /// Returns a content that no work of this process on a device has to be waited for.
     pub(crate) fn finished(
         content: Content,
@@ -54,9 +54,9 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for Stored {
     fn drop(&mut self) {
-        // Nothing says when the last process has dropped what a killed keeper had passed on.
+        // Nothing says when the last process has dropped what a killed store had passed on.
         if self.is_reused && self.outside.load(Relaxed) > 0 {
             std::mem::forget(std::mem::take(&mut self.owners));
         }
@@ -78,14 +78,14 @@ bridge_core::debug_fields!(impl[] Exporter);
 struct Desk {
     socket: PathBuf,
     listening: Listening,
-    book: Mutex<Book<Kept>>,
+    book: Mutex<Book<Stored>>,
     /// Connections to tell that a share was revoked, with its number.
     notices: Mutex<Vec<(Peer, u64)>>,
     bell: Arc<Bell>,
 }
 
 impl Desk {
-    fn book(&self) -> MutexGuard<'_, Book<Kept>> {
+    fn book(&self) -> MutexGuard<'_, Book<Stored>> {
         locked(&self.book)
     }
 }
@@ -136,7 +136,7 @@ impl Exporter {
     }
 
     /// Shares a content, for a ticket that can be opened for this time. `bytes` counts against the limit.
-    pub(crate) fn share(&self, kept: Kept, bytes: usize, about: &str, time: Duration) -> Result<Ticket> {
+    pub(crate) fn share(&self, kept: Stored, bytes: usize, about: &str, time: Duration) -> Result<Ticket> {
         self.check()?;
         if !self.is_reachable() {
             let text = "no process can open a ticket of this one: its socket was closed or removed. Share again with a new exporter";
@@ -251,7 +251,7 @@ mod tests {
     use std::time::Instant;
 
     fn content(tree: Option<String>) -> Content {
-        Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree, kept: false }
+        Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree, persistent: false }
     }
 
     /// A process that opens it reads no longer frame, and no more descriptors.
@@ -262,7 +262,7 @@ mod tests {
         let exporter = Exporter::new(settings).unwrap();
         let share = |tree: usize, files: usize| {
             let file = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
-            let kept = Kept::finished(content(Some("x".repeat(tree))), vec![file; files], Vec::new());
+            let kept = Stored::finished(content(Some("x".repeat(tree))), vec![file; files], Vec::new());
             exporter.share(kept, 0, "", Duration::from_secs(60)).map_err(|error| error.kind())
         };
         let most = HEADER + MAX_ANSWER - AROUND - frame(UNASKED, &content(Some(String::new()))).len();
@@ -283,10 +283,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_a_killed_keeper_passed_on_is_not_used_again() {
+    fn memory_that_a_killed_store_passed_on_is_not_used_again() {
         let is_dropped = |is_reused, leases: usize| {
             let owner = Arc::new(());
-            let mut kept = Kept::finished(content(None), Vec::new(), vec![Box::new(Arc::clone(&owner))]);
+            let mut kept = Stored::finished(content(None), Vec::new(), vec![Box::new(Arc::clone(&owner))]);
             (kept.is_reused, kept.outside) = (is_reused, Arc::new(AtomicUsize::new(leases)));
             drop(kept);
             Arc::strong_count(&owner) == 1

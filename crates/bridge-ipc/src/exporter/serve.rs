@@ -1,6 +1,6 @@
 //! What the exporter's thread answers.
 
-use super::{Desk, Kept};
+use super::{Desk, Stored};
 use crate::device::{Orders, Role};
 use crate::server::{Letter, Peer, Service};
 use crate::sync::{locked, now};
@@ -17,17 +17,17 @@ pub(super) struct Clerk {
     desk: Arc<Desk>,
     /// The order of the work at both ends of each connection.
     orders: BTreeMap<Peer, Orders>,
-    /// The leases of keepers, and the counters of what they hold.
-    keepers: BTreeMap<(Peer, u64), Arc<AtomicUsize>>,
+    /// The leases of stores, and the counters of what they hold.
+    stores: BTreeMap<(Peer, u64), Arc<AtomicUsize>>,
 }
 
 impl Clerk {
     pub(super) fn new(desk: Arc<Desk>) -> Self {
-        Self { desk, orders: BTreeMap::new(), keepers: BTreeMap::new() }
+        Self { desk, orders: BTreeMap::new(), stores: BTreeMap::new() }
     }
 
     /// Returns a content as a connection is told it, and its descriptors.
-    fn told(&mut self, peer: Peer, kept: &Kept) -> Result<(Content, Vec<Arc<OwnedFd>>)> {
+    fn told(&mut self, peer: Peer, kept: &Stored) -> Result<(Content, Vec<Arc<OwnedFd>>)> {
         let (mut content, mut files) = (kept.content.clone(), kept.files.clone());
         if let Some(orders) = self.orders.get_mut(&peer).filter(|_| !kept.streams.is_empty()) {
             content.points = match kept.is_finished {
@@ -59,14 +59,14 @@ impl Service for Clerk {
 
     fn answer(&mut self, peer: Peer, number: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
         match request {
-            Request::Open { share, token, keeps } => {
+            Request::Open { share, token, persistent } => {
                 let opened = self.desk.book().open(peer, share, &token, now());
                 let (answer, files) = match opened {
                     Ok((lease, kept)) => match self.told(peer, &kept) {
                         Ok((content, files)) => {
-                            if keeps {
+                            if persistent {
                                 kept.outside.fetch_add(1, Relaxed);
-                                self.keepers.insert((peer, lease), Arc::clone(&kept.outside));
+                                self.stores.insert((peer, lease), Arc::clone(&kept.outside));
                             }
                             (Answer::Opened { lease, content }, files)
                         }
@@ -84,7 +84,7 @@ impl Service for Clerk {
                 let orders = self.orders.get_mut(&peer).ok_or(Why::Protocol)?;
                 orders.wait_for(&points, None).map_err(|_| Why::Protocol)?;
                 let free = self.desk.book().give_back(peer, lease)?;
-                if let Some(outside) = self.keepers.remove(&(peer, lease)).filter(|_| !lost) {
+                if let Some(outside) = self.stores.remove(&(peer, lease)).filter(|_| !lost) {
                     outside.fetch_sub(1, Relaxed);
                 }
                 drop(free);
@@ -93,7 +93,7 @@ impl Service for Clerk {
         Ok(())
     }
 
-    /// Work on a device goes on when a connection is closed; memory of the host is a file, which each side keeps.
+    /// Work on a device goes on when a connection is closed; memory of the host is a file, which each side persistent.
     fn holds(&self, peer: Peer) -> bool {
         let on_a_device = |segment: &Segment| !matches!(segment, Segment::File { .. });
         self.desk.book().holds(peer, |kept| kept.content.segments.iter().any(on_a_device))
@@ -101,7 +101,7 @@ impl Service for Clerk {
 
     fn leave(&mut self, peer: Peer, _: &mut Vec<Letter>) {
         self.orders.remove(&peer);
-        self.keepers.retain(|(keeper, _), _| *keeper != peer);
+        self.stores.retain(|(store, _), _| *store != peer);
         let free = self.desk.book().leave(peer);
         drop(free);
     }
@@ -146,7 +146,7 @@ mod tests {
     }
 
     fn content(segments: Vec<Segment>) -> Content {
-        Content { segments, tensors: [].into(), points: Vec::new(), tree: None, kept: false }
+        Content { segments, tensors: [].into(), points: Vec::new(), tree: None, persistent: false }
     }
 
     /// A process may still use memory of a device when it has closed the connection. Memory of the host is a file.
@@ -159,24 +159,24 @@ mod tests {
         for (segment, holds) in [(file, false), (pool, true)] {
             let (peer, token) = (clerk.join(None), Token::random().unwrap());
             assert!(!clerk.keeps(peer) && !clerk.holds(peer));
-            let kept = Kept::finished(content(vec![segment]), Vec::new(), Vec::new());
+            let kept = Stored::finished(content(vec![segment]), Vec::new(), Vec::new());
             let share = clerk.desk.book().share(kept, 0, token, now() + Duration::from_secs(60));
-            clerk.answer(peer, 1, Request::Open { share, token, keeps: false }, &mut Vec::new()).unwrap();
+            clerk.answer(peer, 1, Request::Open { share, token, persistent: false }, &mut Vec::new()).unwrap();
             assert_eq!((clerk.keeps(peer), clerk.holds(peer)), (true, holds));
         }
     }
 
-    /// A keeper that ends returns its leases as lost, or not at all.
+    /// A store that ends returns its leases as lost, or not at all.
     #[test]
-    fn a_lease_that_a_keeper_lost_counts_for_ever() {
+    fn a_lease_that_a_store_lost_counts_for_ever() {
         let mut clerk = clerk();
-        let kept = Kept::finished(content(Vec::new()), Vec::new(), Vec::new());
+        let kept = Stored::finished(content(Vec::new()), Vec::new(), Vec::new());
         let (outside, token) = (Arc::clone(&kept.outside), Token::random().unwrap());
         let share = clerk.desk.book().share(kept, 0, token, now() + Duration::from_secs(60));
         let peers = [clerk.join(None), clerk.join(None)];
         let mut last = peers[1];
-        let mut open = |clerk: &mut Clerk, peer, keeps| {
-            let request = Request::Open { share, token, keeps };
+        let mut open = |clerk: &mut Clerk, peer, persistent| {
+            let request = Request::Open { share, token, persistent };
             clerk.answer(peer, 1, request, &mut Vec::new()).unwrap();
             last += 1;
             last
@@ -189,7 +189,7 @@ mod tests {
         let leases = [0, 1, 1].map(|peer| open(&mut clerk, peers[peer], true));
         assert_eq!(outside.load(Relaxed), 3);
         give_back(&mut clerk, peers[0], reads, false);
-        assert_eq!(outside.load(Relaxed), 3, "it was not a keeper's");
+        assert_eq!(outside.load(Relaxed), 3, "it was not a store's");
         clerk.leave(peers[0], &mut Vec::new());
         assert_eq!(outside.load(Relaxed), 3);
         give_back(&mut clerk, peers[1], leases[1], false);

@@ -107,10 +107,10 @@ impl Share {
         Self { connection, number, is_revoked }
     }
 
-    /// Asks for a lease, as a keeper if this process `keeps`. Returns its number, the content, and the descriptors of
+    /// Asks for a lease, as a store if this process `persistent`. Returns its number, the content, and the descriptors of
     /// the segments.
-    pub(super) fn open(&self, token: Token, keeps: bool) -> Result<(u64, Content, Vec<OwnedFd>)> {
-        let (connection, request) = (&self.connection, Request::Open { share: self.number, token, keeps });
+    pub(super) fn open(&self, token: Token, persistent: bool) -> Result<(u64, Content, Vec<OwnedFd>)> {
+        let (connection, request) = (&self.connection, Request::Open { share: self.number, token, persistent });
         let line = Arc::downgrade(&connection.line);
         let give_back = move |answer: &Answer, is_taken| {
             // The memory was not touched: there is nothing to wait for.

@@ -31,7 +31,7 @@ pub(crate) struct Lease {
     share: Share,
     number: u64,
     devices: Vec<Device>,
-    /// Whether the keeper that has it ends: other processes may still use the memory.
+    /// Whether the store that has it ends: other processes may still use the memory.
     is_lost: Arc<AtomicBool>,
 }
 
@@ -45,8 +45,8 @@ impl Drop for Lease {
 pub(crate) struct Import {
     /// `None` in the drop.
     lease: Option<Lease>,
-    /// What a keeper shares, and the ticket for it: this process can hand it to the keeper's successor.
-    kept: Option<(Ticket, Content)>,
+    /// What a store shares, and the ticket for it: this process can hand it to the store's successor.
+    persistent: Option<(Ticket, Content)>,
     /// Whether this process shares it itself.
     is_ours: bool,
     segments: Vec<Open>,
@@ -69,12 +69,12 @@ enum Mapped {
 
 impl Open {
     /// Opens a segment, and takes its descriptors from `files`.
-    fn new(segment: Segment, files: &mut vec::IntoIter<OwnedFd>, kept: bool) -> Result<Self> {
+    fn new(segment: Segment, files: &mut vec::IntoIter<OwnedFd>, persistent: bool) -> Result<Self> {
         let files: Vec<_> = files.take(segment.files()).map(Arc::new).collect();
         let memory = match (&segment, &files[..]) {
             (Segment::File { nbytes, writing }, [file]) => Mapped::Host(memory::open(file, *nbytes, *writing)?),
             (Segment::File { .. }, _) => return Err(broken("a descriptor is missing")),
-            (segment, files) => Mapped::Device(device::open(segment, files, kept)?),
+            (segment, files) => Mapped::Device(device::open(segment, files, persistent)?),
         };
         Ok(Self { memory, segment, files })
     }
@@ -163,8 +163,8 @@ impl Drop for Import {
         // Once the other process has the lease back, it may write to the memory again, and free it.
         self.segments.clear();
         let Some(mut lease) = self.lease.take() else { return };
-        match self.kept {
-            // A keeper waits for no work: the lease is returned when that has run.
+        match self.persistent {
+            // A store waits for no work: the lease is returned when that has run.
             Some(_) => {
                 let streams = devices.iter().filter_map(|on| Some((*on, device::stream(*on, Role::Importer).ok()?)));
                 device::drop_after(&streams.collect::<Vec<_>>(), Arc::new(lease));
@@ -176,9 +176,9 @@ impl Drop for Import {
 }
 
 impl Keeps for Import {
-    /// Returns an error also where the other process has ended, unless it is a keeper: its memory needs no process.
+    /// Returns an error also where the other process has ended, unless it is a store: its memory needs no process.
     fn check(&self) -> Result<()> {
-        match (&self.kept, &self.lease) {
+        match (&self.persistent, &self.lease) {
             (None, Some(lease)) => lease.share.check(),
             _ => Ok(()),
         }
@@ -199,8 +199,8 @@ impl Import {
     }
 
     /// Returns whether its memory needs no process.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.kept.is_some()
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.persistent.is_some()
     }
 
     /// Returns whether these addresses are of its tensors in a segment.
@@ -254,14 +254,14 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
         (ErrorKind::Gone, None | Some(0 | 1)) => expired().caused_by(error),
         _ => error,
     })?;
-    let kept = content.kept.then(|| (ticket.clone(), content.clone()));
+    let persistent = content.persistent.then(|| (ticket.clone(), content.clone()));
     let is_ours = process::exporter_of(ticket).is_some_and(|exporter| exporter.has_made(ticket));
     // From here on the drop returns the lease.
-    let mut import = Import { lease: Some(lease), kept, is_ours, segments: Vec::new(), tensors: OnceLock::new() };
-    let Content { segments, tensors, points, tree, kept } = content;
+    let mut import = Import { lease: Some(lease), persistent, is_ours, segments: Vec::new(), tensors: OnceLock::new() };
+    let Content { segments, tensors, points, tree, persistent } = content;
     let mut files = files.into_iter();
     for segment in segments {
-        import.segments.push(Open::new(segment, &mut files, kept)?);
+        import.segments.push(Open::new(segment, &mut files, persistent)?);
     }
     let page = files.next();
     import.lease.as_ref().map_or(Ok(()), |lease| lease.share.wait_for(&points, page.as_ref()))?;
@@ -279,18 +279,18 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     Ok(Opened { tensors, tree })
 }
 
-/// Asks the process of a ticket for a lease; as a keeper, with what says that the keeper ends. Returns it with the
+/// Asks the process of a ticket for a lease; as a store, with what says that the store ends. Returns it with the
 /// content and its descriptors.
-fn leased(ticket: &Ticket, keeper: Option<&Arc<AtomicBool>>) -> Result<(Lease, Content, Vec<OwnedFd>)> {
+fn leased(ticket: &Ticket, store: Option<&Arc<AtomicBool>>) -> Result<(Lease, Content, Vec<OwnedFd>)> {
     let (number, token) = ticket.share();
     let share = Share::new(Connection::to(ticket.socket())?, number);
-    let (number, content, files) = share.open(token, keeper.is_some())?;
-    let is_lost = keeper.map_or_else(Arc::default, Arc::clone);
+    let (number, content, files) = share.open(token, store.is_some())?;
+    let is_lost = store.map_or_else(Arc::default, Arc::clone);
     Ok((Lease { share, number, devices: Vec::new(), is_lost }, content, files))
 }
 
 /// Takes over the memory of a ticket for other processes, without opening it. Returns the content and its descriptors,
-/// and the lease, which lasts until it is dropped. `ends` says whether the keeper ends then.
+/// and the lease, which lasts until it is dropped. `ends` says whether the store ends then.
 ///
 /// # Errors
 ///
@@ -298,7 +298,7 @@ fn leased(ticket: &Ticket, keeper: Option<&Arc<AtomicBool>>) -> Result<(Lease, C
 pub(crate) fn adopt(ticket: &Ticket, ends: &Arc<AtomicBool>) -> Result<(Content, Vec<Arc<OwnedFd>>, Lease)> {
     let (lease, content, files) = leased(ticket, Some(ends))?;
     if !content.segments.iter().all(Segment::outlives) {
-        return Err(refused(Why::Unkept));
+        return Err(refused(Why::NotPersistent));
     }
     if !content.points.is_empty() {
         return Err(broken("its memory is still written"));
@@ -314,13 +314,13 @@ pub(crate) fn adopt(ticket: &Ticket, ends: &Arc<AtomicBool>) -> Result<(Content,
     Ok((content, files.into_iter().map(Arc::new).collect(), lease))
 }
 
-/// Returns what a keeper shares for a ticket, with its descriptors, if this process has it open and the keeper has not
+/// Returns what a store shares for a ticket, with its descriptors, if this process has it open and the store has not
 /// revoked it.
-pub(crate) fn kept(ticket: &Ticket) -> Option<(Content, Vec<Arc<OwnedFd>>)> {
+pub(crate) fn persistent(ticket: &Ticket) -> Option<(Content, Vec<Arc<OwnedFd>>)> {
     let open: Vec<_> = registry().values().flatten().filter_map(|(import, _)| import.upgrade()).collect();
-    let import = open.into_iter().find(|import| import.kept.as_ref().is_some_and(|(own, _)| own == ticket))?;
+    let import = open.into_iter().find(|import| import.persistent.as_ref().is_some_and(|(own, _)| own == ticket))?;
     let is_revoked = import.lease.as_ref().is_none_or(|lease| lease.share.is_revoked());
-    let (_, content) = import.kept.as_ref().filter(|_| !is_revoked)?;
+    let (_, content) = import.persistent.as_ref().filter(|_| !is_revoked)?;
     Some((content.clone(), import.segments.iter().flat_map(|open| open.files.iter().cloned()).collect()))
 }
 

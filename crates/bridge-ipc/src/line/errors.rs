@@ -56,11 +56,11 @@ pub(crate) fn refused(why: Why) -> Error {
         Why::Failed => (ErrorKind::Driver, "the driver failed in the sharing process: see its errors"),
         Why::Full => (
             ErrorKind::OutOfMemory,
-            "the keeper is full: remove names, or start it with a larger --max-bytes, or more open files (ulimit -n)",
+            "the store is full: remove names, or start it with a larger --max-bytes, or more open files (ulimit -n)",
         ),
-        Why::Unkept => (
+        Why::NotPersistent => (
             ErrorKind::Argument,
-            "the memory ends with the process that shares it, so a keeper cannot keep it: put a parcel of Parcel::outliving",
+            "the memory ends with the process that shares it, so a store cannot keep it: put a parcel of Parcel::outliving",
         ),
         Why::Protocol => return broken("it did not understand the request"),
     };

@@ -1,6 +1,6 @@
 //! Which ticket a name stands for, without sockets: the state machine of the names.
 
-use super::keeper::Keeping;
+use super::store::Storing;
 use super::wire::{About, Answer, Listed, Request, is_name};
 use crate::server::{Letter, Peer, Service};
 use crate::settings::Limits;
@@ -17,7 +17,7 @@ const MOST_BYTES: usize = MAX_ANSWER - 1024;
 /// Bytes around a name and its ticket in a list, or more.
 const AROUND: usize = 64;
 
-/// The most questions of a connection that wait until the keeper has taken memory over: those that were given up.
+/// The most questions of a connection that wait until the store has taken memory over: those that were given up.
 const MOST_WAITING: usize = 64;
 
 /// What is put: a ticket, under this name, of which `keep` versions stay; the version that it was before.
@@ -39,7 +39,7 @@ struct Standing {
     keep: u64,
 }
 
-/// A `put` that waits until the keeper has taken its memory over, and the questions after it.
+/// A `put` that waits until the store has taken its memory over, and the questions after it.
 struct Adopting {
     number: u64,
     put: Put,
@@ -47,10 +47,10 @@ struct Adopting {
 }
 
 /// Names, with the tickets that they stand for, by version. A ticket is removed with the connection that put it, unless
-/// this is a keeper: then it is a ticket of the keeper's own.
+/// this is a store: then it is a ticket of the store's own.
 pub(super) struct Board {
     limits: Limits,
-    keeper: Option<Box<dyn Keeping>>,
+    store: Option<Box<dyn Storing>>,
     names: BTreeMap<String, BTreeMap<u64, Standing>>,
     /// The number of tickets, and their bytes.
     total: (usize, usize),
@@ -71,7 +71,7 @@ const MOST_REMOVED: usize = 1 << 16;
 /// No version is as large: the number of the next one must not overflow.
 const NO_VERSION: u64 = 1 << 62;
 
-/// Returns the microseconds since 1970. Versions of a keeper count up from there, so that its successor, which begins
+/// Returns the microseconds since 1970. Versions of a store count up from there, so that its successor, which begins
 /// later, never uses one of them again.
 fn microseconds() -> u64 {
     let passed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -79,10 +79,10 @@ fn microseconds() -> u64 {
 }
 
 impl Board {
-    pub(super) fn new(limits: Limits, keeper: Option<Box<dyn Keeping>>) -> Self {
-        let last = if keeper.is_some() { microseconds() } else { 0 };
+    pub(super) fn new(limits: Limits, store: Option<Box<dyn Storing>>) -> Self {
+        let last = if store.is_some() { microseconds() } else { 0 };
         let (names, waiting, adopting, peers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { limits, keeper, names, total: (0, 0), waiting, adopting, removed: BTreeMap::new(), peers, last }
+        Self { limits, store, names, total: (0, 0), waiting, adopting, removed: BTreeMap::new(), peers, last }
     }
 
     /// Returns the newest version of a name after `after`, or this one.
@@ -91,20 +91,20 @@ impl Board {
         let mut fitting = versions.filter(|(number, _)| **number > after && version.is_none_or(|one| one == **number));
         match fitting.next_back() {
             Some((version, standing)) => {
-                let (ticket, kept) = (standing.ticket.clone(), self.keeper.is_some());
-                Answer::Found { version: *version, ticket, kept }
+                let (ticket, persistent) = (standing.ticket.clone(), self.store.is_some());
+                Answer::Found { version: *version, ticket, persistent }
             }
             None => Answer::Missing,
         }
     }
 
-    /// Puts a ticket; into a keeper, once that has taken its memory over. Returns the answer, if there is one now.
+    /// Puts a ticket; into a store, once that has taken its memory over. Returns the answer, if there is one now.
     fn begin(&mut self, by: Peer, number: u64, put: Put, out: &mut Vec<Letter>) -> Option<Answer> {
-        match (&mut self.keeper, put.version) {
+        match (&mut self.store, put.version) {
             (Some(_), Some(NO_VERSION..)) => Some(Answer::Refused { why: Why::Protocol }),
             (None, Some(_)) => Some(Answer::Refused { why: Why::Protocol }),
-            (Some(keeper), _) => {
-                keeper.adopt(by, &put.ticket);
+            (Some(store), _) => {
+                store.adopt(by, &put.ticket);
                 self.adopting.insert(by, Adopting { number, put, after: Vec::new() });
                 None
             }
@@ -118,21 +118,21 @@ impl Board {
     /// Puts a ticket, as `ticket`, and removes those that are too old then.
     fn put(&mut self, by: Peer, put: Put, ticket: Ticket, out: &mut Vec<Letter>) -> Answer {
         let Put { name, ticket: own, keep, version } = put;
-        // Another process may have handed over the same version, after the keeper was started again.
+        // Another process may have handed over the same version, after the store was started again.
         let same = version.and_then(|version| self.names.get_mut(&name)?.get_mut(&version).map(|same| (version, same)));
         if let Some((version, same)) = same {
             same.by.push((by, own));
             same.keep = same.keep.min(keep);
             *self.peers.entry(by).or_default() += 1;
             self.end(&ticket);
-            return Answer::Stored { version, kept: true };
+            return Answer::Stored { version, persistent: true };
         }
-        // It was removed from this keeper before its process handed it over.
+        // It was removed from this store before its process handed it over.
         let floor = self.removed.get(&name).copied();
         if let Some(version) = version.filter(|version| floor.is_some_and(|floor| *version <= floor)) {
             self.end(&ticket);
             out.push(Letter::notice(by, &Answer::Displaced { ticket: own }));
-            return Answer::Stored { version, kept: true };
+            return Answer::Stored { version, persistent: true };
         }
         // In JSON a letter of a name takes up to two bytes.
         let bytes = 2 * name.len() + ticket.text().len() + AROUND;
@@ -161,18 +161,18 @@ impl Board {
         }
         let old: Vec<_> = old.into_iter().filter_map(|number| versions.remove(&number)).collect();
         old.into_iter().for_each(|standing| self.displaced(standing, out));
-        Answer::Stored { version, kept: self.keeper.is_some() }
+        Answer::Stored { version, persistent: self.store.is_some() }
     }
 
-    /// Ends the keeper's own share of a ticket.
+    /// Ends the store's own share of a ticket.
     fn end(&mut self, ticket: &Ticket) {
-        self.keeper.iter_mut().for_each(|keeper| keeper.end(ticket));
+        self.store.iter_mut().for_each(|store| store.end(ticket));
     }
 
     /// Forgets a name.
     fn remove(&mut self, name: &str, out: &mut Vec<Letter>) -> Answer {
         let Some(versions) = self.names.remove(name) else { return Answer::Missing };
-        if self.keeper.is_some() {
+        if self.store.is_some() {
             self.removed.insert(name.into(), self.last);
             if self.removed.len() > MOST_REMOVED {
                 let oldest = self.removed.iter().min_by_key(|(_, version)| **version).map(|(name, _)| name.clone());
@@ -202,8 +202,8 @@ impl Board {
     }
 
     fn about(&self) -> Answer {
-        let (nbytes, limit) = self.keeper.as_ref().map_or((0, 0), |keeper| keeper.held());
-        Answer::About(About { keeps: self.keeper.is_some(), nbytes, limit })
+        let (nbytes, limit) = self.store.as_ref().map_or((0, 0), |store| store.held());
+        Answer::About(About { persistent: self.store.is_some(), nbytes, limit })
     }
 
     /// Answers the connections that wait for a version that is there now.
@@ -217,7 +217,7 @@ impl Board {
         }
     }
 
-    /// Answers a `put` whose memory the keeper has taken over, or could not.
+    /// Answers a `put` whose memory the store has taken over, or could not.
     fn adopted(&mut self, peer: Peer, kept: Result<Ticket, Why>, out: &mut Vec<Letter>) {
         let (adopting, kept) = match (self.adopting.remove(&peer), kept) {
             (Some(adopting), kept) => (adopting, kept),
@@ -306,10 +306,10 @@ impl Service for Board {
         self.peers.remove(&peer);
         self.waiting.remove(&peer);
         self.adopting.remove(&peer);
-        let keeps = self.keeper.is_some();
+        let persistent = self.store.is_some();
         let stays = |standing: &mut Standing| {
             standing.by.retain(|(by, _)| *by != peer);
-            keeps || !standing.by.is_empty()
+            persistent || !standing.by.is_empty()
         };
         self.names.values_mut().for_each(|versions| versions.retain(|_, standing| stays(standing)));
         self.names.retain(|_, versions| !versions.is_empty());
@@ -318,7 +318,7 @@ impl Service for Board {
     }
 
     fn turn(&mut self, out: &mut Vec<Letter>) {
-        let adopted = self.keeper.as_mut().map_or_else(Vec::new, |keeper| keeper.adopted());
+        let adopted = self.store.as_mut().map_or_else(Vec::new, |store| store.adopted());
         adopted.into_iter().for_each(|(peer, kept)| self.adopted(peer, kept, out));
     }
 

@@ -3,7 +3,7 @@
 use super::shares::{Placed, Put, Shares};
 use super::wire::{About, Answer, Listed, Request};
 use super::{LISTED, checked};
-use crate::exporter::{Exporter, Kept};
+use crate::exporter::{Exporter, Stored};
 use crate::importer;
 use crate::line::{Line, PATIENCE, broken, goes_on};
 use crate::own::Own;
@@ -22,16 +22,16 @@ use std::time::Duration;
 /// The longest time to wait: 136 years.
 const LONGEST: Duration = Duration::from_secs(1 << 32);
 
-/// Time between two attempts to reach the successor of a keeper, at first and at last.
+/// Time between two attempts to reach the successor of a store, at first and at last.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(100)];
 
-/// How much that was found at a keeper is remembered before what is not open is forgotten.
+/// How much that was found at a store is remembered before what is not open is forgotten.
 const MOST_FOUND: usize = 64;
 
 /// A connection to a process that serves names. What was put through it is removed with it, unless that process is a
-/// keeper.
+/// store.
 ///
-/// If a keeper ends, the connection waits for its successor on a thread, and hands it what was put through it, and what
+/// If a store ends, the connection waits for its successor on a thread, and hands it what was put through it, and what
 /// this process has found there, through any connection, and still has open.
 #[must_use = "the drop removes what it has put: keep it"]
 pub struct Client {
@@ -44,7 +44,7 @@ bridge_core::debug_fields!(impl[] Client: end);
 struct End {
     path: PathBuf,
     line: Mutex<Arc<Line<Answer>>>,
-    keeps: OnceLock<bool>,
+    persistent: OnceLock<bool>,
     shares: Arc<Shares>,
     found: Arc<Mutex<Vec<Found>>>,
     is_closed: AtomicBool,
@@ -53,16 +53,16 @@ struct End {
 
 bridge_core::debug_fields!(impl[] End: path);
 
-/// A version that was found at a keeper.
+/// A version that was found at a store.
 struct Found {
     name: String,
     version: u64,
     ticket: Ticket,
-    /// The ticket with which each connection has last handed it to a keeper's successor.
+    /// The ticket with which each connection has last handed it to a store's successor.
     own: BTreeMap<usize, Ticket>,
 }
 
-/// What this process has found at the keepers of each path. All its connections to a path share it, as each of them may
+/// What this process has found at the stores of each path. All its connections to a path share it, as each of them may
 /// be the last one.
 static FOUND: Own<BTreeMap<PathBuf, Weak<Mutex<Vec<Found>>>>> = Own::new();
 
@@ -90,8 +90,8 @@ impl End {
         }
     }
 
-    fn is_of_keeper(&self) -> bool {
-        self.keeps.get() == Some(&true)
+    fn is_of_store(&self) -> bool {
+        self.persistent.get() == Some(&true)
     }
 
     fn hear(&self, notice: Answer) {
@@ -101,15 +101,15 @@ impl End {
         self.shares.hear(notice);
     }
 
-    /// Returns the connection; one to the successor of a keeper that has ended.
+    /// Returns the connection; one to the successor of a store that has ended.
     fn line(&self) -> Result<Arc<Line<Answer>>> {
         self.check()?;
         let line = Arc::clone(&locked(&self.line));
         let is_over = || line.notices(|notice| self.hear(notice)).is_err();
-        if self.is_of_keeper() && is_over() { self.again(&line) } else { Ok(line) }
+        if self.is_of_store() && is_over() { self.again(&line) } else { Ok(line) }
     }
 
-    /// Connects to the successor of a keeper, and hands it what this process has.
+    /// Connects to the successor of a store, and hands it what this process has.
     fn again(&self, old: &Arc<Line<Answer>>) -> Result<Arc<Line<Answer>>> {
         let mut line = locked(&self.line);
         // Another thread may have done so.
@@ -121,7 +121,7 @@ impl End {
         Ok(Arc::clone(&line))
     }
 
-    /// Hands a keeper what its predecessor kept. It has no room for some, and some it has already.
+    /// Hands a store what its predecessor kept. It has no room for some, and some it has already.
     fn hand_over(&self, line: &Line<Answer>) -> Result<()> {
         let put = |name, version, keep, ticket| {
             let request = Request::Put { name, ticket, keep, version: Some(version) };
@@ -141,9 +141,9 @@ impl End {
         }
         let known: Vec<_> = locked(&self.found).iter().map(|found| found.ticket.clone()).collect();
         for ticket in known {
-            let Some((content, files)) = importer::kept(&ticket) else { continue };
+            let Some((content, files)) = importer::persistent(&ticket) else { continue };
             let exporter = process::exporter()?;
-            let kept = Kept::finished(Content { kept: false, ..content }, files, Vec::new());
+            let kept = Stored::finished(Content { persistent: false, ..content }, files, Vec::new());
             let own = exporter.share(kept, 0, ticket.about(), LISTED)?;
             let place = locked(&self.found).iter_mut().find(|found| found.ticket == ticket).map(|found| {
                 found.own.insert(ptr::from_ref(self).addr(), own.clone());
@@ -156,7 +156,7 @@ impl End {
         Ok(())
     }
 
-    /// Receives the notices about what this process has put or found, until the connection ends; that to a keeper,
+    /// Receives the notices about what this process has put or found, until the connection ends; that to a store,
     /// until the program closes it.
     fn attend(&self) {
         let [mut pause, most] = PAUSES;
@@ -167,7 +167,7 @@ impl End {
                 pause = PAUSES[0];
             }
             self.shares.release();
-            if self.is_closed.load(Relaxed) || !self.is_of_keeper() {
+            if self.is_closed.load(Relaxed) || !self.is_of_store() {
                 break;
             }
             match self.again(&line) {
@@ -195,7 +195,7 @@ impl Client {
             line: Mutex::new(Arc::new(Line::connect(&path)?)),
             found: found_at(&path),
             path,
-            keeps: OnceLock::new(),
+            persistent: OnceLock::new(),
             shares: Arc::default(),
             is_closed: AtomicBool::new(false),
             process: sync::process(),
@@ -215,22 +215,22 @@ impl Client {
         }
     }
 
-    /// Returns whether that process is a keeper: what is put there belongs to it ([`Names::keep`](super::Names::keep)).
+    /// Returns whether that process is a store: what is put there belongs to it ([`Names::persistent`](super::Names::persistent)).
     ///
     /// # Errors
     ///
     /// Those of the connection.
-    pub fn keeps(&self) -> Result<bool> {
-        match self.end.keeps.get() {
-            Some(keeps) => Ok(*keeps),
+    pub fn is_persistent(&self) -> Result<bool> {
+        match self.end.persistent.get() {
+            Some(persistent) => Ok(*persistent),
             None => {
                 let about = self.about()?;
-                let keeps = *self.end.keeps.get_or_init(|| about.keeps);
-                if keeps {
+                let persistent = *self.end.persistent.get_or_init(|| about.persistent);
+                if persistent {
                     // It hands over what other connections of this process have found, too.
                     self.attend()?;
                 }
-                Ok(keeps)
+                Ok(persistent)
             }
         }
     }
@@ -289,8 +289,8 @@ impl Client {
         let put = Put::new(&self.end.shares, ticket, exporter, (name, keep));
         let end = Arc::clone(&self.end);
         let hears = move |answer: &Answer, _| {
-            if let Answer::Stored { kept: true, .. } = answer {
-                end.keeps.get_or_init(|| true);
+            if let Answer::Stored { persistent: true, .. } = answer {
+                end.persistent.get_or_init(|| true);
             }
             put.answered(answer);
         };
@@ -313,15 +313,15 @@ impl Client {
         })
     }
 
-    /// Remembers what was found at a keeper, for its successor.
+    /// Remembers what was found at a store, for its successor.
     fn remember(&self, name: &str, (version, ticket): &(u64, Ticket)) -> Result<()> {
-        self.end.keeps.get_or_init(|| true);
+        self.end.persistent.get_or_init(|| true);
         self.attend()?;
         let mut found = locked(&self.end.found);
         if !found.iter().any(|known| known.ticket == *ticket) {
             // What was found just now may be about to be opened.
             if found.len() >= MOST_FOUND {
-                found.retain(|known| importer::kept(&known.ticket).is_some());
+                found.retain(|known| importer::persistent(&known.ticket).is_some());
             }
             found.push(Found { name: name.into(), version: *version, ticket: ticket.clone(), own: BTreeMap::new() });
         }
@@ -347,9 +347,9 @@ impl Client {
 
     fn found(&self, name: &str, version: Option<u64>) -> Result<Option<(u64, Ticket)>> {
         let answer = self.ask(&Request::Get { name: checked(name)?, version })?;
-        let is_kept = matches!(answer, Answer::Found { kept: true, .. });
+        let is_persistent = matches!(answer, Answer::Found { persistent: true, .. });
         let found = found(answer);
-        found.iter().filter(|_| is_kept).try_for_each(|found| self.remember(name, found))?;
+        found.iter().filter(|_| is_persistent).try_for_each(|found| self.remember(name, found))?;
         Ok(found)
     }
 
@@ -393,10 +393,10 @@ impl Client {
     ///
     /// [`ErrorKind::Argument`] for what is not a name, and those of the connection.
     pub fn watch(&self, name: &str, after: u64) -> Result<Watch> {
-        let (name, keeps) = (checked(name)?, self.keeps()?);
-        let mut watch = Watch { path: self.end.path.clone(), name, after, keeps, line: Mutex::new(None) };
+        let (name, persistent) = (checked(name)?, self.is_persistent()?);
+        let mut watch = Watch { path: self.end.path.clone(), name, after, persistent, line: Mutex::new(None) };
         match watch.start() {
-            Err(error) if keeps && error.kind() == ErrorKind::Gone => (),
+            Err(error) if persistent && error.kind() == ErrorKind::Gone => (),
             started => watch.line = Mutex::new(Some(started?)),
         }
         Ok(watch)
@@ -420,8 +420,8 @@ pub struct Watch {
     path: PathBuf,
     name: String,
     after: u64,
-    keeps: bool,
-    /// `None` after the end of a keeper, until its successor is there.
+    persistent: bool,
+    /// `None` after the end of a store, until its successor is there.
     line: Mutex<Option<Line<Answer>>>,
 }
 
@@ -434,7 +434,7 @@ impl Watch {
         Ok(line)
     }
 
-    /// Returns the newest version and its ticket, if there is one within `time`. Call it again to wait on. If a keeper
+    /// Returns the newest version and its ticket, if there is one within `time`. Call it again to wait on. If a store
     /// ends, it waits for its successor.
     ///
     /// # Errors
@@ -450,7 +450,7 @@ impl Watch {
                 None => self.start().map(|started| line.insert(started)).and_then(|line| line.answered(until)),
             };
             match answered {
-                Err(error) if self.keeps && error.kind() == ErrorKind::Gone => *line = None,
+                Err(error) if self.persistent && error.kind() == ErrorKind::Gone => *line = None,
                 answered => return Ok(answered?.and_then(found)),
             }
             if now() >= until {

@@ -2,8 +2,8 @@
 
 mod board;
 mod client;
-mod keeper;
 mod shares;
+mod store;
 mod wire;
 
 pub use client::{Client, Watch};
@@ -14,11 +14,11 @@ use crate::settings::Settings;
 use crate::socket;
 use board::Board;
 use bridge_core::{Error, ErrorKind, Result};
-use keeper::{Keeper, Keeping};
 use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use store::{Store, Storing};
 use wire::is_name;
 
 /// How long the tickets under a name can be opened: their shares end before.
@@ -27,7 +27,7 @@ pub const LISTED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// A socket at which processes put tickets under names, and find them. The drop ends it.
 ///
 /// Only names pass through this process, not memory: a process that has found a ticket opens it at the process that
-/// made it. What a process has put is removed when it ends, unless this is a [keeper](Self::keep).
+/// made it. What a process has put is removed when it ends, unless this is a [store](Self::persistent).
 #[must_use = "the drop ends the names: keep it"]
 pub struct Names {
     serving: Serving,
@@ -48,9 +48,9 @@ impl Names {
     }
 
     /// Serves names at `path`, and keeps what is put there until its name is removed or a newer version has displaced
-    /// it, also after the end of the process that has put it. It keeps memory by descriptors and opens none, so this
+    /// it, also after the end of the process that has put it. It persistent memory by descriptors and opens none, so this
     /// process needs no driver. When it ends, the connections to it hand what they have put or opened to the next
-    /// keeper at this path.
+    /// store at this path.
     ///
     /// The bytes in the limits of `settings` are the most that it keeps, of the host and of devices together; the
     /// folder is that of its [`Exporter`](crate::Exporter).
@@ -58,21 +58,21 @@ impl Names {
     /// # Errors
     ///
     /// Those of [`serve`](Self::serve) and of [`Exporter::new`](crate::Exporter::new).
-    pub fn keep(path: &Path, settings: Settings) -> Result<Self> {
-        Self::start(path, settings, |settings, bell| Ok(Some(Box::new(Keeper::new(settings, bell)?))))
+    pub fn persistent(path: &Path, settings: Settings) -> Result<Self> {
+        Self::start(path, settings, |settings, bell| Ok(Some(Box::new(Store::new(settings, bell)?))))
     }
 
     fn start(
         path: &Path,
         settings: Settings,
-        keeper: impl FnOnce(Settings, Arc<Bell>) -> Result<Option<Box<dyn Keeping>>>,
+        store: impl FnOnce(Settings, Arc<Bell>) -> Result<Option<Box<dyn Storing>>>,
     ) -> Result<Self> {
         let listener = socket::listen(path, settings.users.is_empty())?;
         let (bell, mut limits, users) = (Bell::new()?, settings.limits, settings.users.clone());
         // A connection takes two descriptors. Where few are left, the silent ones must end before all are taken.
         let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| most as usize);
         limits.connections = limits.connections.min((files / 4).max(4));
-        let board = Board::new(limits, keeper(settings, Arc::clone(&bell))?);
+        let board = Board::new(limits, store(settings, Arc::clone(&bell))?);
         let serving = Serving::start(listener, board, users, limits.connections, bell)?;
         Ok(Self { serving, path: std::path::absolute(path).unwrap_or_else(|_| path.into()) })
     }

@@ -17,7 +17,7 @@ pub(super) fn is_name(name: &str) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// Puts a ticket under a name, which keeps its `keep` newest tickets; into a keeper that was started again, as the
+    /// Puts a ticket under a name, which keeps its `keep` newest tickets; into a store that was started again, as the
     /// version that it was before.
     Put {
         name: String,
@@ -34,7 +34,7 @@ pub(crate) enum Request {
     Remove { name: String },
     /// Asks for all names.
     List,
-    /// Asks whether this is a keeper, and for its bytes.
+    /// Asks whether this is a store, and for its bytes.
     About,
 }
 
@@ -42,18 +42,18 @@ pub(crate) enum Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Answer {
-    /// The version; a keeper has taken the memory over, if it is `kept`.
+    /// The version; a store has taken the memory over, if it is `kept`.
     Stored {
         version: u64,
         #[serde(default, skip_serializing_if = "is_not")]
-        kept: bool,
+        persistent: bool,
     },
-    /// A ticket; one of a keeper's own, if it is `kept`.
+    /// A ticket; one of a store's own, if it is `kept`.
     Found {
         version: u64,
         ticket: Ticket,
         #[serde(default, skip_serializing_if = "is_not")]
-        kept: bool,
+        persistent: bool,
     },
     /// There is no such name, or no such version.
     Missing,
@@ -76,8 +76,8 @@ pub(crate) enum Answer {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct About {
-    /// Whether it is a keeper: what is put there belongs to it.
-    pub keeps: bool,
+    /// Whether it is a store: what is put there belongs to it.
+    pub persistent: bool,
     /// The bytes that it keeps.
     pub nbytes: usize,
     /// The most bytes that it keeps.
@@ -129,14 +129,14 @@ mod tests {
             Request::About,
         ];
         let answers = [
-            Answer::Stored { version: 4, kept: false },
-            Answer::Stored { version: 4, kept: true },
-            Answer::Found { version: 4, ticket: ticket.clone(), kept: false },
-            Answer::Found { version: 4, ticket: ticket.clone(), kept: true },
+            Answer::Stored { version: 4, persistent: false },
+            Answer::Stored { version: 4, persistent: true },
+            Answer::Found { version: 4, ticket: ticket.clone(), persistent: false },
+            Answer::Found { version: 4, ticket: ticket.clone(), persistent: true },
             Answer::Missing,
             Answer::Removed,
             Answer::Listed { names: vec![Listed { name: "weights".into(), version: 4, about: "1 tensor".into() }] },
-            Answer::About(About { keeps: true, nbytes: 128, limit: 1 << 30 }),
+            Answer::About(About { persistent: true, nbytes: 128, limit: 1 << 30 }),
             Answer::Refused { why: Why::Busy },
             Answer::Displaced { ticket },
         ];

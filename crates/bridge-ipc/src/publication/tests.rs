@@ -137,9 +137,9 @@ fn a_version_has_the_elements_and_the_tree_that_it_was_announced_with() {
     }
 }
 
-/// Other processes may still read what a keeper had passed on when it was killed.
+/// Other processes may still read what a store had passed on when it was killed.
 #[test]
-fn a_slot_that_a_keeper_has_is_replaced_and_not_written_again() {
+fn a_slot_that_a_store_has_is_replaced_and_not_written_again() {
     let (_folder, _names, _ends, publication) = published(2).unwrap();
     let drafts = [(); 2].map(|()| publication.draft(Duration::ZERO).unwrap());
     let old = drafts.each_ref().map(|draft| draft.slot.clone().unwrap());

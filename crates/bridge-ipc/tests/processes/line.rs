@@ -202,12 +202,12 @@ fn a_descriptor_belongs_to_the_frame_that_it_came_with() {
     assert_eq!(opens.join().unwrap().unwrap_err().kind(), ErrorKind::Protocol);
 }
 
-/// A keeper counts the bytes of what it takes over once.
+/// A store counts the bytes of what it takes over once.
 #[test]
-fn a_keeper_takes_no_memory_that_may_grow() {
+fn a_store_takes_no_memory_that_may_grow() {
     let other = Other::new();
     let path = other.folder.path().join("names");
-    let _names = Names::keep(&path, Settings::default()).unwrap();
+    let _names = Names::persistent(&path, Settings::default()).unwrap();
     let client = Client::connect(&path).unwrap();
     std::thread::scope(|scope| {
         let put = scope.spawn(|| client.put("memory", &other.ticket(1), 1).map_err(|error| error.kind()));

@@ -4,12 +4,12 @@ mod child;
 mod death;
 pub(crate) mod fuzz;
 mod history;
-mod keeper;
 mod line;
 mod names;
 mod programs;
 mod rights;
 mod sequences;
+mod store;
 mod wire;
 
 use bridge_core::{HostOnly, Options, Ordering, Result};

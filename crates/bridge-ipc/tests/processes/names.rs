@@ -76,7 +76,7 @@ fn a_process_that_waits_is_told() {
     });
 }
 
-/// Only a keeper has a successor for which a watch waits.
+/// Only a store has a successor for which a watch waits.
 #[test]
 fn a_watch_ends_with_the_names() {
     let served = served();

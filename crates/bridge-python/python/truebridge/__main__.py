@@ -9,15 +9,15 @@ from collections.abc import Callable
 from . import _core
 from ._bench import Bench, bench
 from ._doctor import doctor, matrix
-from ._keep import keep, number_of_bytes
 from ._report import Matrix, Report
+from ._store import number_of_bytes, store
 from .errors import BridgeError
 
 _COMMANDS: dict[str, Callable[..., Report | Matrix | Bench | str]] = {
     "doctor": doctor,
     "matrix": matrix,
     "bench": bench,
-    "keep": keep,
+    "store": store,
 }
 
 
@@ -37,12 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
         "bench", parents=[common], help="what a conversion costs, beside the frameworks' own functions"
     )
     measures.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure (%(default)g)")
-    keeper = commands.add_parser("keep", help="keep tensors that processes put under names, beyond their end")
-    keeper.add_argument("path", help="where to serve names")
-    keeper.add_argument(
+    store = commands.add_parser("keep", help="keep tensors that processes put under names, beyond their end")
+    store.add_argument("path", help="where to serve names")
+    store.add_argument(
         "--max-bytes", type=number_of_bytes, metavar="N", help="the most bytes, such as 60G, of the host and of devices"
     )
-    keeper.add_argument(
+    store.add_argument(
         "--user", type=int, action="append", default=[], dest="users", metavar="N", help="another user who may connect"
     )
     chosen = vars(parser.parse_args(arguments))

@@ -1,4 +1,4 @@
-"""Memory that a keeper takes over as it is: of tensors that are made there, and of PyTorch's pool."""
+"""Memory that a store takes over as it is: of tensors that are made there, and of PyTorch's pool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def empty(like: Any, target: Target, device: Device) -> Any:
 
 @functools.cache
 def pool() -> torch.cuda.MemPool:
-    """Return the pool of PyTorch whose memory a keeper takes over."""
+    """Return the pool of PyTorch whose memory a store takes over."""
     try:
         from torch.cuda import MemPool
         from torch.cuda.memory import CUDAPluggableAllocator

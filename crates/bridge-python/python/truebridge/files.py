@@ -119,7 +119,7 @@ def load(
         As for ``save``, with the bytes that are converted. Those of a compressed tensor count twice, because they are
         decompressed first.
     into : Client, optional
-        A connection to a keeper: the tensors are made by its ``empty``, so its ``put`` hands them over without a copy.
+        A connection to a store: the tensors are made by its ``empty``, so its ``put`` hands them over without a copy.
         The target is a framework whose tensors can be written: not JAX or TensorFlow. ``copy`` has no meaning then.
 
     Returns
@@ -156,7 +156,7 @@ def load(
         raise of_kind("argument", f"max_nbytes must be a number of bytes, not {max_nbytes!r:.80}")
     _core.profile(target)
     if into is not None and not hasattr(into, "empty"):
-        raise of_kind("argument", f"into must be a connection to a keeper, as connect returns it, not {into!r:.80}")
+        raise of_kind("argument", f"into must be a connection to a store, as connect returns it, not {into!r:.80}")
     with metered(progress, f"load {os.path.basename(path)}", size) as meter:
         arrays, described = read(path, max_nbytes, meter)
         if described is not None:

@@ -10,8 +10,8 @@ One process serves names, any process puts tensors under them, and any process f
         weights = client.get("weights", "tensorflow")
 
 The server passes on tickets, not memory: a tensor belongs to the process that has put it, and ends with that process.
-A *keeper* is a server that takes the memory over: ``python -m truebridge keep PATH``. What is put there outlives the
-process that has put it, and the keeper as well: the processes that have it hand it to the next keeper at that path.
+A *store* is a server that takes the memory over: ``python -m truebridge store PATH``. What is put there outlives the
+process that has put it, and the store as well: the processes that have it hand it to the next store at that path.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SLICE = 0.2
 class Client:
     """A connection to the process that serves names, as ``connect`` returns it.
 
-    Tensors that it has put are removed when it is closed, which the end of a ``with`` block does. Those that a keeper
+    Tensors that it has put are removed when it is closed, which the end of a ``with`` block does. Those that a store
     has stay.
 
     Parameters
@@ -88,8 +88,8 @@ class Client:
     def put(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
         """Share a tensor or a tree under a name.
 
-        A keeper gets a copy, and the call returns when the device has finished it. Tensors in memory of ``empty``, and
-        on a device in memory of a keeper, are handed over as they are.
+        A store gets a copy, and the call returns when the device has finished it. Tensors in memory of ``empty``, and
+        on a device in memory of a store, are handed over as they are.
 
         Parameters
         ----------
@@ -187,14 +187,14 @@ class Client:
             try:
                 return found, open(ticket, target, copy=copy, read_only=read_only)
             except ConnectionError:
-                # A newer version, or the next keeper, may have taken its place meanwhile.
+                # A newer version, or the next store, may have taken its place meanwhile.
                 missed = found, ticket
                 found, ticket = self._client.get(name, version)
                 if (found, ticket) == missed:
                     raise
 
     def empty(self, like: Any, target: Target, *, device: Device = "cpu") -> Any:
-        """Make tensors in memory that ``put`` hands to a keeper as it is, without a copy.
+        """Make tensors in memory that ``put`` hands to a store as it is, without a copy.
 
         A model that is built in such tensors, or read into them, needs its memory once.
 
@@ -228,7 +228,7 @@ class Client:
         --------
         >>> import numpy as np
         >>> import truebridge as tb
-        >>> with tb.serve("names", keep=True) as names:
+        >>> with tb.serve("names", persistent=True) as names:
         ...     weights = names.empty({"bias": np.ones(3)}, "numpy")
         ...     weights["bias"][:] = 7
         ...     version = names.put("weights", weights)
@@ -238,7 +238,7 @@ class Client:
         return empty(like, target, device)
 
     def pool(self) -> torch.cuda.MemPool:
-        """Return a pool of PyTorch for memory that ``put`` hands to a keeper as it is, without a copy.
+        """Return a pool of PyTorch for memory that ``put`` hands to a store as it is, without a copy.
 
         A model that is built with the pool needs its memory once. Use it as PyTorch's other pools, with
         ``torch.cuda.use_mem_pool``.
@@ -257,7 +257,7 @@ class Client:
         -----
         After ``put``, other processes see what this one writes to the tensors. The memory of a tensor is used again
         when the tensor is dropped here, its version is displaced or removed, and no process has it open any more; it is
-        not used again after a keeper was killed that had it.
+        not used again after a store was killed that had it.
 
         Each block of the pool takes a descriptor, and a ``put`` has at most 1012. ``empty`` takes one for all tensors.
         """
@@ -267,7 +267,7 @@ class Client:
         """Publish tensors that change, such as the weights of a model in training.
 
         Each version is a copy in memory of its own, which is used again when no process has the version open any more.
-        Any process can ``get`` a version or ``subscribe`` to the newest. With a keeper, the newest outlives this
+        Any process can ``get`` a version or ``subscribe`` to the newest. With a store, the newest outlives this
         process.
 
         Parameters
@@ -335,14 +335,14 @@ class Client:
         """
         return {name: (version, about) for name, version, about in self._client.list()}
 
-    def kept(self) -> tuple[int, int] | None:
-        """Return how many bytes a keeper keeps.
+    def stored(self) -> tuple[int, int] | None:
+        """Return how many bytes a store keeps.
 
         Returns
         -------
         tuple of int and int, or None
             The bytes of all versions, on the host and on devices, and the most that it keeps (2^64 - 1 without a
-            limit); ``None`` if the process that serves names is not a keeper. Memory under two names counts once. A
+            limit); ``None`` if the process that serves names is not a store. Memory under two names counts once. A
             version that was removed counts until no process has it open.
 
         Raises
@@ -436,7 +436,7 @@ class Client:
         return await _in_thread(self.put, name, x, keep=keep, writing=writing, whole=True)
 
     async def empty_async(self, like: Any, target: Target, *, device: Device = "cpu") -> Any:
-        """Make tensors in memory that ``put`` hands to a keeper as it is, without blocking the event loop.
+        """Make tensors in memory that ``put`` hands to a store as it is, without blocking the event loop.
 
         Parameters
         ----------
@@ -456,7 +456,7 @@ class Client:
         return await _in_thread(self.empty, like, target, device=device)
 
     async def pool_async(self) -> torch.cuda.MemPool:
-        """Return a pool of PyTorch for memory that ``put`` hands to a keeper, without blocking the event loop.
+        """Return a pool of PyTorch for memory that ``put`` hands to a store, without blocking the event loop.
 
         Returns
         -------
@@ -556,20 +556,20 @@ class Client:
         """
         return await _in_thread(self.list)
 
-    async def kept_async(self) -> tuple[int, int] | None:
-        """Return how many bytes a keeper keeps, without blocking the event loop.
+    async def stored_async(self) -> tuple[int, int] | None:
+        """Return how many bytes a store keeps, without blocking the event loop.
 
         Returns
         -------
         tuple of int and int, or None
-            As of ``kept``.
+            As of ``stored``.
 
         Raises
         ------
         BridgeConnectionError
-            As for ``kept``.
+            As for ``stored``.
         """
-        return await _in_thread(self.kept)
+        return await _in_thread(self.stored)
 
     async def remove_async(self, name: str) -> None:
         """Remove a name, without blocking the event loop.
@@ -635,7 +635,7 @@ class Names(Client):
     ----------
     path : str or path
         Where to serve them.
-    keep : bool
+    persistent : bool
         As for ``serve``.
     max_bytes : int or None
         As for ``serve``.
@@ -653,13 +653,13 @@ class Names(Client):
     {}
     """
 
-    def __init__(self, path: str | os.PathLike[str], keep: bool = False, max_bytes: int | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], persistent: bool = False, max_bytes: int | None = None) -> None:
         """Serve names at ``path``."""
-        if type(keep) is not bool:
-            raise of_kind("argument", f"keep is {keep!r:.80}: pass True or False")
-        if max_bytes is not None and not keep:
-            raise of_kind("argument", "max_bytes limits a keeper: pass keep=True as well, or leave max_bytes out")
-        self._names = _core.Names(path, keep, max_bytes)
+        if type(persistent) is not bool:
+            raise of_kind("argument", f"persistent is {persistent!r:.80}: pass True or False")
+        if max_bytes is not None and not persistent:
+            raise of_kind("argument", "max_bytes limits a store: pass persistent=True as well, or leave max_bytes out")
+        self._names = _core.Names(path, persistent, max_bytes)
         super().__init__(path)
 
     def close(self) -> None:
@@ -701,18 +701,18 @@ async def _in_thread(function: Callable[..., _Result], *args: Any, whole: bool =
         raise
 
 
-def serve(path: str | os.PathLike[str], *, keep: bool = False, max_bytes: int | None = None) -> Names:
+def serve(path: str | os.PathLike[str], *, persistent: bool = False, max_bytes: int | None = None) -> Names:
     """Serve names at a path, for processes of this user and of those that ``processes.configure`` accepts.
 
     Parameters
     ----------
     path : str or path
         Where to make the socket.
-    keep : bool, optional
-        Whether the memory of what is put belongs to this process: a keeper. ``python -m truebridge keep`` is one in a
+    persistent : bool, optional
+        Whether the memory of what is put belongs to this process: a store. ``python -m truebridge store`` is one in a
         process of its own, which outlives those that put.
     max_bytes : int, optional
-        The most bytes that a keeper keeps, on the host and on devices together. The default is no limit.
+        The most bytes that a store keeps, on the host and on devices together. The default is no limit.
 
     Returns
     -------
@@ -740,7 +740,7 @@ def serve(path: str | os.PathLike[str], *, keep: bool = False, max_bytes: int | 
     True
     >>> names.close()
     """
-    return Names(path, keep, max_bytes)
+    return Names(path, persistent, max_bytes)
 
 
 def connect(path: str | os.PathLike[str]) -> Client:

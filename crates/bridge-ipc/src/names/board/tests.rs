@@ -1,6 +1,6 @@
 //! Random histories of the board, also of one that keeps.
 
-use super::super::keeper::{Adopted, Task};
+use super::super::store::{Adopted, Task};
 use super::*;
 use crate::line::Reply;
 use crate::sync::{Mutex, locked};
@@ -22,9 +22,9 @@ fn read(letter: &Letter) -> Answer {
     frames.next().unwrap().unwrap().1
 }
 
-/// They count up from the time at which a keeper begins, and a keeper before it has counted less.
+/// They count up from the time at which a store begins, and a store before it has counted less.
 #[test]
-fn versions_of_a_keeper_begin_beyond_those_of_an_earlier_one() {
+fn versions_of_a_store_begin_beyond_those_of_an_earlier_one() {
     let in_2023 = 1_700_000_000_000_000;
     assert!((in_2023..NO_VERSION).contains(&microseconds()));
 }
@@ -113,7 +113,7 @@ proptest! {
             let ended = |puts: &[(u64, Peer, u64)]| -> Vec<_> {
                 puts.iter().map(|(_, by, number)| (*by, Answer::Displaced { ticket: ticket(*number) })).collect()
             };
-            let found = newest.clone().map(|(version, ticket)| Answer::Found { version, ticket, kept: false });
+            let found = newest.clone().map(|(version, ticket)| Answer::Found { version, ticket, persistent: false });
             match step {
                 Step::Put { name, keep, .. } => {
                     let Some(Answer::Stored { version, .. }) = own else { panic!("{own:?}") };
@@ -126,7 +126,7 @@ proptest! {
                     prop_assert_eq!(&told, &due.map(|(peer, _)| *peer).collect::<BTreeSet<_>>());
                     prop_assert_eq!(told.len(), out.len());
                     for letter in &out {
-                        prop_assert_eq!(read(letter), Answer::Found { version, ticket: ticket(count), kept: false });
+                        prop_assert_eq!(read(letter), Answer::Found { version, ticket: ticket(count), persistent: false });
                         waiting.remove(&letter.to);
                     }
                     continue;
@@ -235,15 +235,15 @@ struct Fake(Arc<Mutex<Inside>>);
 struct Inside {
     tasks: Vec<(Task, Ticket)>,
     done: Vec<Adopted>,
-    kept: Vec<u64>,
+    stored: Vec<u64>,
     count: u64,
 }
 
-/// The first ticket of the keeper's own.
+/// The first ticket of the store's own.
 const OWN: u64 = 1_000_000;
 
 impl Fake {
-    /// Ends an adoption, for which the keeper has a ticket of its own.
+    /// Ends an adoption, for which the store has a ticket of its own.
     fn finish(&self, index: usize, works: bool) {
         let mut inside = locked(&self.0);
         if inside.tasks.is_empty() {
@@ -253,12 +253,12 @@ impl Fake {
         let (task, _) = inside.tasks.remove(index);
         let own = OWN + inside.count;
         inside.count += 1;
-        inside.kept.extend(works.then_some(own));
+        inside.stored.extend(works.then_some(own));
         inside.done.push((task, if works { Ok(ticket(own)) } else { Err(Why::Full) }));
     }
 }
 
-impl Keeping for Fake {
+impl Storing for Fake {
     fn adopt(&mut self, task: Task, ticket: &Ticket) {
         locked(&self.0).tasks.push((task, ticket.clone()));
     }
@@ -269,17 +269,17 @@ impl Keeping for Fake {
 
     fn end(&mut self, ticket: &Ticket) {
         let mut inside = locked(&self.0);
-        let at = inside.kept.iter().position(|own| *own == ticket.share().0).expect("a share ends once");
-        inside.kept.remove(at);
+        let at = inside.stored.iter().position(|own| *own == ticket.share().0).expect("a share ends once");
+        inside.stored.remove(at);
     }
 
     fn held(&self) -> (usize, usize) {
-        (locked(&self.0).kept.len(), 7)
+        (locked(&self.0).stored.len(), 7)
     }
 }
 
 #[derive(Debug, Clone)]
-enum Kept {
+enum StoreStep {
     Join,
     Leave { peer: usize },
     Put { peer: usize, name: usize, keep: u64, again: bool },
@@ -288,25 +288,25 @@ enum Kept {
     Remove { peer: usize, name: usize },
 }
 
-fn kept() -> impl Strategy<Value = Kept> {
+fn store_step() -> impl Strategy<Value = StoreStep> {
     let (peer, name) = (0usize..4, 0usize..3);
     prop_oneof![
-        2 => Just(Kept::Join),
-        1 => peer.clone().prop_map(|peer| Kept::Leave { peer }),
+        2 => Just(StoreStep::Join),
+        1 => peer.clone().prop_map(|peer| StoreStep::Leave { peer }),
         4 => (peer.clone(), name.clone(), 1u64..4, any::<bool>())
-            .prop_map(|(peer, name, keep, again)| Kept::Put { peer, name, keep, again }),
-        4 => (0usize..4, prop::bool::weighted(0.8)).prop_map(|(task, works)| Kept::Finish { task, works }),
-        3 => (peer.clone(), name.clone()).prop_map(|(peer, name)| Kept::Get { peer, name }),
-        1 => (peer, name).prop_map(|(peer, name)| Kept::Remove { peer, name }),
+            .prop_map(|(peer, name, keep, again)| StoreStep::Put { peer, name, keep, again }),
+        4 => (0usize..4, prop::bool::weighted(0.8)).prop_map(|(task, works)| StoreStep::Finish { task, works }),
+        3 => (peer.clone(), name.clone()).prop_map(|(peer, name)| StoreStep::Get { peer, name }),
+        1 => (peer, name).prop_map(|(peer, name)| StoreStep::Remove { peer, name }),
     ]
 }
 
 proptest! {
-    /// A keeper's shares are those that names stand for, whatever ends when. Each question gets one answer, in the
+    /// A store's shares are those that names stand for, whatever ends when. Each question gets one answer, in the
     /// order of the questions of its connection. What is put stays when its connection ends. Each process that has
     /// put a ticket is told once when no name stands for it.
     #[test]
-    fn a_keeper_keeps_what_names_stand_for(steps in prop::collection::vec(kept(), 1..120)) {
+    fn a_store_has_what_names_stand_for(steps in prop::collection::vec(store_step(), 1..120)) {
         let fake = Fake::default();
         let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
         let mut peers: Vec<Peer> = Vec::new();
@@ -316,32 +316,32 @@ proptest! {
         for step in steps {
             let mut out = Vec::new();
             let request = match &step {
-                Kept::Join => {
+                StoreStep::Join => {
                     peers.push(board.join(None));
                     continue;
                 }
-                Kept::Finish { task, works } => {
+                StoreStep::Finish { task, works } => {
                     fake.finish(*task, *works);
                     None
                 }
                 _ if peers.is_empty() => continue,
-                Kept::Leave { peer } => {
+                StoreStep::Leave { peer } => {
                     let peer = peers.remove(peer % peers.len());
                     board.leave(peer, &mut out);
                     asked.remove(&peer);
                     None
                 }
-                Kept::Put { peer, name, keep, again } => {
+                StoreStep::Put { peer, name, keep, again } => {
                     count += 1;
                     let old = versions.iter().nth(count as usize % versions.len().max(1)).copied();
                     let version = old.filter(|_| *again);
                     let (name, keep) = (format!("name {name}"), *keep);
                     Some((*peer, Request::Put { name, ticket: ticket(count), keep, version }))
                 }
-                Kept::Get { peer, name } => {
+                StoreStep::Get { peer, name } => {
                     Some((*peer, Request::Get { name: format!("name {name}"), version: None }))
                 }
-                Kept::Remove { peer, name } => Some((*peer, Request::Remove { name: format!("name {name}") })),
+                StoreStep::Remove { peer, name } => Some((*peer, Request::Remove { name: format!("name {name}") })),
             };
             if let Some((peer, request)) = request {
                 let peer = peers[peer % peers.len()];
@@ -362,13 +362,13 @@ proptest! {
                 let Some(waiting) = asked.get_mut(&letter.to) else { continue };
                 let (asked, put) = waiting.remove(0);
                 prop_assert_eq!(asked, number, "in the order of the questions");
-                if let Answer::Stored { version, kept } = answer {
-                    prop_assert!(kept);
+                if let Answer::Stored { version, persistent } = answer {
+                    prop_assert!(persistent);
                     versions.insert(version);
                     stored.insert((letter.to, put));
                 }
-                if let Answer::Found { ticket, kept, .. } = answer {
-                    prop_assert!(kept && ticket.share().0 >= OWN, "a ticket of the keeper");
+                if let Answer::Found { ticket, persistent, .. } = answer {
+                    prop_assert!(persistent && ticket.share().0 >= OWN, "a ticket of the store");
                 }
             }
             let standing: BTreeSet<u64> =
@@ -384,16 +384,21 @@ proptest! {
                 prop_assert!(by.contains(put) != told.contains(put), "it stands, or its process was told: {put:?}");
             }
             let inside = locked(&fake.0);
-            prop_assert_eq!(&standing, &inside.kept.iter().copied().collect::<BTreeSet<_>>());
-            prop_assert_eq!((standing.len(), board.total.0), (inside.kept.len(), inside.kept.len()));
+            prop_assert_eq!(&standing, &inside.stored.iter().copied().collect::<BTreeSet<_>>());
+            prop_assert_eq!((standing.len(), board.total.0), (inside.stored.len(), inside.stored.len()));
             let waits = board.adopting.values().map(|adopting| 1 + adopting.after.len()).sum::<usize>();
             prop_assert_eq!(waits, asked.values().map(Vec::len).sum::<usize>(), "no question is lost");
         }
     }
 }
 
-/// Puts a ticket into a keeper, which takes it over at once. Returns the answer, and the notices.
-fn kept_by(fake: &Fake, board: &mut Board, peer: Peer, put: (u64, u64, Option<u64>)) -> (Answer, Vec<(Peer, Answer)>) {
+/// Puts a ticket into a store, which takes it over at once. Returns the answer, and the notices.
+fn stored_by(
+    fake: &Fake,
+    board: &mut Board,
+    peer: Peer,
+    put: (u64, u64, Option<u64>),
+) -> (Answer, Vec<(Peer, Answer)>) {
     let (number, keep, version) = put;
     let mut out = Vec::new();
     let request = Request::Put { name: "weights".into(), ticket: ticket(number), keep, version };
@@ -420,7 +425,7 @@ fn versions_that_are_handed_over_stand_as_they_did() {
         let peer = board.join(None);
         for index in order {
             let (version, keep) = puts[index];
-            kept_by(&fake, &mut board, peer, (version, keep, Some(version)));
+            stored_by(&fake, &mut board, peer, (version, keep, Some(version)));
         }
         // 3, then 3 and 4, then 4 and 6, then 4, 6 and 7.
         assert_eq!(versions(&board), [4, 6, 7], "{order:?}");
@@ -432,29 +437,29 @@ fn what_was_removed_is_not_handed_over_later() {
     let fake = Fake::default();
     let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
     let (one, late) = (board.join(None), board.join(None));
-    let Answer::Stored { version, .. } = kept_by(&fake, &mut board, one, (1, 1, None)).0 else { panic!() };
+    let Answer::Stored { version, .. } = stored_by(&fake, &mut board, one, (1, 1, None)).0 else { panic!() };
     let mut out = Vec::new();
     board.answer(one, 2, Request::Remove { name: "weights".into() }, &mut out).unwrap();
     for (number, version) in [(2, version), (3, version - 1)] {
-        let (answer, notices) = kept_by(&fake, &mut board, late, (number, 1, Some(version)));
-        assert_eq!(answer, Answer::Stored { version, kept: true });
+        let (answer, notices) = stored_by(&fake, &mut board, late, (number, 1, Some(version)));
+        assert_eq!(answer, Answer::Stored { version, persistent: true });
         assert_eq!(notices, [(late, Answer::Displaced { ticket: ticket(number) })]);
         assert!(versions(&board).is_empty());
     }
-    let Answer::Stored { version: newer, .. } = kept_by(&fake, &mut board, late, (4, 1, None)).0 else { panic!() };
+    let Answer::Stored { version: newer, .. } = stored_by(&fake, &mut board, late, (4, 1, None)).0 else { panic!() };
     assert_eq!((versions(&board), newer > version), (vec![newer], true));
     assert_eq!(fake.held().0, 1);
 }
 
-/// The clock of the last keeper was ahead.
+/// The clock of the last store was ahead.
 #[test]
 fn a_version_of_the_future_is_taken_over_and_newer_ones_are_higher() {
     let fake = Fake::default();
     let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
     let peer = board.join(None);
     let future = microseconds() + 3_600_000_000;
-    kept_by(&fake, &mut board, peer, (1, 1, Some(future)));
-    let Answer::Stored { version, .. } = kept_by(&fake, &mut board, peer, (2, 2, None)).0 else { panic!() };
+    stored_by(&fake, &mut board, peer, (1, 1, Some(future)));
+    let Answer::Stored { version, .. } = stored_by(&fake, &mut board, peer, (2, 2, None)).0 else { panic!() };
     assert_eq!(versions(&board), [future, version]);
     assert!(version > future);
     let mut out = Vec::new();

@@ -1,4 +1,4 @@
-"""A keeper in a process of its own, and processes that put into it and read, which are killed at random."""
+"""A store in a process of its own, and processes that put into it and read, which are killed at random."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ while True:
 
 
 def started(path: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a keeper, and return it when it serves names."""
-    command = [sys.executable, "-m", "truebridge", "keep", path, *arguments]
+    """Start a store, and return it when it serves names."""
+    command = [sys.executable, "-m", "truebridge", "store", path, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("keeps names at"), process.wait()
@@ -117,8 +117,8 @@ def ended(process: subprocess.Popen[Any], how: signal.Signals = signal.SIGKILL) 
 
 
 @contextlib.contextmanager
-def keeper(path: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a keeper, which is killed at the end."""
+def store(path: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a store, which is killed at the end."""
     process = started(path, *arguments)
     try:
         yield process
@@ -135,13 +135,13 @@ def program(code: str, path: str, seed: int) -> subprocess.Popen[str]:
 
 
 def at_random(path: str, words: dict[str, str]) -> None:
-    """End a keeper, writers and readers one after the other, and start each again. At the end, nothing is left.
+    """End a store, writers and readers one after the other, and start each again. At the end, nothing is left.
 
     Each ends by SIGKILL or SIGTERM.
     """
     kinds = {"writer": WRITER, "publisher": PUBLISHER, "reader": READER}
     random, codes = Random(SEED), {name: code.format(**words) for name, code in kinds.items()}
-    sides: dict[str, subprocess.Popen[Any]] = {"keeper": started(path)}
+    sides: dict[str, subprocess.Popen[Any]] = {"store": started(path)}
     try:
         for number, name in enumerate(("writer", "writer", "publisher", "reader", "reader")):
             sides[f"{name} {number}"] = program(codes[name], path, number)
@@ -151,17 +151,17 @@ def at_random(path: str, words: dict[str, str]) -> None:
                 assert process.poll() is None, f"the {name} has stopped"
             victim = random.choice(list(sides))
             ended(sides[victim], random.choice((signal.SIGKILL, signal.SIGTERM)))
-            sides[victim] = started(path) if victim == "keeper" else program(codes[victim.split()[0]], path, 10 + kill)
+            sides[victim] = started(path) if victim == "store" else program(codes[victim.split()[0]], path, 10 + kill)
         time.sleep(0.3)
         for name, process in sides.items():
             assert process.poll() is None, f"the {name} has stopped"
-            if name != "keeper":
+            if name != "store":
                 ended(process)
         with tb.connect(path) as client:
             for name in client.list():
                 client.remove(name)
             until = time.monotonic() + 20
-            while (kept := client.kept()) != (0, kept and kept[1]):
+            while (kept := client.stored()) != (0, kept and kept[1]):
                 assert time.monotonic() < until, kept
                 time.sleep(0.01)
     finally:

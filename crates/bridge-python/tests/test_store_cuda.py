@@ -1,4 +1,4 @@
-"""A keeper of device memory: what is put there outlives its process, and the keeper, which has no context."""
+"""A store of device memory: what is put there outlives its process, and the store, which has no context."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kept
 import killed
+import stores
 import truebridge as tb
-from kept import keeper
+from stores import store
 from truebridge_conformance.others import Other
 
 torch: Any = pytest.importorskip("torch")
@@ -43,19 +43,19 @@ def put_and_killed(path: str) -> None:
 
 
 def test_what_is_put_outlives_its_killed_process_and_its_work_has_run(path: str) -> None:
-    with keeper(path) as process, tb.connect(path) as client:
+    with store(path) as process, tb.connect(path) as client:
         put_and_killed(path)
         tree = client.get("weights", "torch")
         assert tree["w"].is_cuda and bool((tree["w"] == 3).all()) and bool((tree["b"] == 4).all())
         assert "libcuda" not in Path(f"/proc/{process.pid}/maps").read_text()
-        found = client.kept()
+        found = client.stored()
         assert found is not None and found[0] == 2 << 20
 
 
 @pytest.mark.parametrize("target", ["torch", "cupy", "jax"])
-def test_each_framework_reads_in_place_after_the_end_of_the_keeper(path: str, target: str) -> None:
+def test_each_framework_reads_in_place_after_the_end_of_the_store(path: str, target: str) -> None:
     pytest.importorskip(target)
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         put_and_killed(path)
         one, other = client.get("weights", target)["w"], client.get("weights", "torch")["w"]
     other += 1
@@ -64,16 +64,16 @@ def test_each_framework_reads_in_place_after_the_end_of_the_keeper(path: str, ta
     assert tb.convert(one, "torch").data_ptr() == other.data_ptr()
 
 
-def test_the_next_keeper_is_handed_device_memory(path: str) -> None:
-    process = kept.started(path)
+def test_the_next_store_is_handed_device_memory(path: str) -> None:
+    process = stores.started(path)
     try:
         with tb.connect(path) as writer, tb.connect(path) as reader:
             put_and_killed(path)
             version, tree = reader.get_versioned("weights", "torch")
             own = writer.put("own", torch.full((7,), 5.0, device="cuda"))
             for _ in range(3):
-                kept.ended(process)
-                process = kept.started(path)
+                stores.ended(process)
+                process = stores.started(path)
                 until = time.monotonic() + 10
                 with tb.connect(path) as late:
                     while {name: found[0] for name, found in late.list().items()} != {"weights": version, "own": own}:
@@ -82,11 +82,11 @@ def test_the_next_keeper_is_handed_device_memory(path: str) -> None:
                     assert bool((late.get("own", "torch") == 5).all())
                     assert bool((late.get("weights", "torch")["w"] == tree["w"]).all())
     finally:
-        kept.ended(process)
+        stores.ended(process)
 
 
 def test_memory_of_empty_is_handed_over_in_place(path: str) -> None:
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         like = {"w": torch.empty(1000, 3, device="meta", dtype=torch.bfloat16), "b": torch.empty(5, device="meta")}
         made = client.empty(like, "torch", device="cuda:0")
         made["w"].fill_(3)
@@ -106,7 +106,7 @@ def test_memory_of_empty_is_handed_over_in_place(path: str) -> None:
 
 def test_a_file_is_read_into_memory_that_is_handed_over(path: str, tmp_path: Path) -> None:
     tb.save(tmp_path / "w.safetensors", {"w": np.arange(100_000, dtype=np.float32), "b": torch.ones(3).bfloat16()})
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         loaded = tb.load(tmp_path / "w.safetensors", "torch", device="cuda:0", into=client)
         client.put("weights", loaded)
         seen = client.get("weights", "torch")
@@ -118,7 +118,7 @@ def test_a_file_is_read_into_memory_that_is_handed_over(path: str, tmp_path: Pat
 
 
 def test_a_model_is_built_in_a_pool_and_handed_over_in_place(path: str) -> None:
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         pool = client.pool()
         assert pool is client.pool()
         with torch.cuda.use_mem_pool(pool):
@@ -135,7 +135,7 @@ def test_a_model_is_built_in_a_pool_and_handed_over_in_place(path: str) -> None:
         torch.cuda.synchronize()
         assert bool((seen["0.weight"] == 7).all()), "in place"
         assert bool((seen["outside"] == 1).all()), "a copy"
-        # The memory is not used again as long as the keeper or a reader has it.
+        # The memory is not used again as long as the store or a reader has it.
         addresses = {x.data_ptr() for x in state.values()}
         del model, state, tensor
         with torch.cuda.use_mem_pool(pool):
@@ -157,26 +157,26 @@ def test_a_model_is_built_in_a_pool_and_handed_over_in_place(path: str) -> None:
             time.sleep(0.1)
 
 
-def test_a_slot_that_a_killed_keeper_had_passed_on_is_not_written_again(path: str) -> None:
-    process = kept.started(path)
+def test_a_slot_that_a_killed_store_had_passed_on_is_not_written_again(path: str) -> None:
+    process = stores.started(path)
     try:
         with tb.connect(path) as trainer, tb.connect(path) as reader:
             publication = trainer.publish("weights", torch.zeros(100_000, device="cuda"))
             publication.wait()
             held = reader.get("weights", "torch")
-            kept.ended(process)
-            process = kept.started(path)
+            stores.ended(process)
+            process = stores.started(path)
             for value in range(1, 8):
                 publication.update(torch.full((100_000,), float(value), device="cuda"))
                 publication.wait()
                 assert not held.any()
             assert bool((reader.get("weights", "torch") == 7).all())
     finally:
-        kept.ended(process)
+        stores.ended(process)
 
 
 def test_a_reader_that_is_slow_gives_the_memory_back_when_its_work_has_run(path: str) -> None:
-    with keeper(path), tb.connect(path) as trainer, tb.connect(path) as reader:
+    with store(path), tb.connect(path) as trainer, tb.connect(path) as reader:
         publication = trainer.publish("weights", torch.zeros(1 << 20, device="cuda"))
         publication.wait()
         sums = []
@@ -192,7 +192,7 @@ def test_a_reader_that_is_slow_gives_the_memory_back_when_its_work_has_run(path:
 
 
 def test_nothing_is_left_on_the_device(path: str) -> None:
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         client.put("weights", torch.zeros(1000, device="cuda"))
         before = free_bytes()
         for _ in range(20):
@@ -215,7 +215,7 @@ def free_bytes() -> int:
 def test_processes_that_are_killed_at_random_lose_nothing_and_leave_nothing(path: str) -> None:
     pytest.importorskip("cupy")
     before = free_bytes()
-    kept.at_random(
+    stores.at_random(
         path,
         {
             "imports": "import cupy as cp",

@@ -1,4 +1,4 @@
-"""A keeper: tensors that outlive the process that has put them, and the keeper itself."""
+"""A store: tensors that outlive the process that has put them, and the store itself."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kept
+import stores
 import truebridge as tb
-from kept import keeper
+from stores import store
 from truebridge_conformance.others import wait_until
 
 
@@ -36,53 +36,53 @@ tb.connect(sys.argv[1]).put("weights", {"w": np.arange(6.0).reshape(2, 3), "laye
 
 
 def test_what_is_put_outlives_its_process(path: str) -> None:
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         ran(PUT, path)
         tree = client.get("weights", "numpy")
         assert tree["step"] == 7
         np.testing.assert_array_equal(tree["w"], np.arange(6.0).reshape(2, 3))
         np.testing.assert_array_equal(tree["layers"][0], np.ones(3, np.float32))
-        assert client.kept() == (128, sys.maxsize * 2 + 1)
+        assert client.stored() == (128, sys.maxsize * 2 + 1)
         client.remove("weights")
         np.testing.assert_array_equal(tree["layers"][0], np.ones(3, np.float32))
         del tree
-        wait_until(lambda: client.kept() == (0, sys.maxsize * 2 + 1))
+        wait_until(lambda: client.stored() == (0, sys.maxsize * 2 + 1))
 
 
 def test_what_is_put_is_a_copy(path: str) -> None:
     weights = np.zeros(3)
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         version = client.put("weights", weights)
         weights[:] = 7
         np.testing.assert_array_equal(client.get("weights", "numpy", version=version), np.zeros(3))
 
 
-def test_what_is_open_outlives_a_killed_keeper(path: str) -> None:
-    with keeper(path), tb.connect(path) as client:
+def test_what_is_open_outlives_a_killed_store(path: str) -> None:
+    with store(path), tb.connect(path) as client:
         ran(PUT, path)
         version, tree = client.get_versioned("weights", "numpy")
-    # The keeper was killed.
+    # The store was killed.
     np.testing.assert_array_equal(tree["w"], np.arange(6.0).reshape(2, 3))
     again = tb.convert(tree["w"], "numpy")
     assert np.shares_memory(again, tree["w"])
-    with keeper(path), tb.connect(path) as late:
+    with store(path), tb.connect(path) as late:
         # The connection was closed before, and hands nothing over.
         assert late.list() == {} and version > 0
 
 
-def test_the_next_keeper_is_handed_everything(path: str) -> None:
-    process = kept.started(path)
+def test_the_next_store_is_handed_everything(path: str) -> None:
+    process = stores.started(path)
     try:
         with tb.connect(path) as writer, tb.connect(path) as reader:
             ran(PUT, path)
             version, tree = reader.get_versioned("weights", "numpy")
             own = writer.put("own", np.full(5, 3.0))
             for _ in range(3):
-                kept.ended(process)
+                stores.ended(process)
                 np.testing.assert_array_equal(tb.convert(tree["w"], "numpy"), np.arange(6.0).reshape(2, 3))
                 with pytest.raises(tb.BridgeConnectionError):
                     reader.list()
-                process = kept.started(path)
+                process = stores.started(path)
                 with tb.connect(path) as late:
                     wait_until(lambda late=late: set(late.list()) == {"weights", "own"})  # type: ignore[misc]
                     assert {name: found[0] for name, found in late.list().items()} == {"weights": version, "own": own}
@@ -90,18 +90,18 @@ def test_the_next_keeper_is_handed_everything(path: str) -> None:
                     np.testing.assert_array_equal(late.get("weights", "numpy")["w"], tree["w"])
             assert writer.put("own", np.zeros(1)) > max(own, version)
     finally:
-        kept.ended(process)
+        stores.ended(process)
 
 
 def test_another_connection_hands_over_what_a_closed_one_has_found(path: str) -> None:
-    with keeper(path) as first:
+    with store(path) as first:
         finder = tb.connect(path)
         finder.put("weights", np.arange(3))
         found = finder.get("weights", "numpy")
         other = tb.connect(path)
         finder.close()
-        kept.ended(first)
-        with keeper(path), tb.connect(path) as late:
+        stores.ended(first)
+        with store(path), tb.connect(path) as late:
             wait_until(lambda: "weights" in late.list())
             np.testing.assert_array_equal(late.get("weights", "numpy"), found)
             late.remove("weights")
@@ -109,9 +109,9 @@ def test_another_connection_hands_over_what_a_closed_one_has_found(path: str) ->
         other.close()
 
 
-def test_a_named_tuple_is_copied_into_what_a_keeper_makes_of_it(path: str) -> None:
+def test_a_named_tuple_is_copied_into_what_a_store_makes_of_it(path: str) -> None:
     pair = collections.namedtuple("pair", "w b")
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         trained = pair(np.ones(2), np.ones(1))
         made = client.empty(trained, "numpy")
         tb.copy(trained, out=made)
@@ -127,7 +127,7 @@ def test_few_descriptors_are_not_all_taken_by_silent_connections(path: str) -> N
     code = """
 import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
-sys.argv = ["truebridge", "keep", sys.argv[1]]
+sys.argv = ["truebridge", "store", sys.argv[1]]
 runpy.run_module("truebridge", run_name="__main__")
 """
     process = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
@@ -142,11 +142,11 @@ runpy.run_module("truebridge", run_name="__main__")
     finally:
         for one in silent:
             one.close()
-        kept.ended(process)
+        stores.ended(process)
 
 
 def test_publications_go_on_and_their_newest_version_stays(path: str) -> None:
-    process = kept.started(path)
+    process = stores.started(path)
     try:
         out = np.full(1000, -1.0)
         with tb.connect(path) as client:
@@ -155,8 +155,8 @@ def test_publications_go_on_and_their_newest_version_stays(path: str) -> None:
                 publication = trainer.publish("weights", np.full(1000, 0.0))
                 for value in range(1, 40):
                     if value % 10 == 5:
-                        kept.ended(process)
-                        process = kept.started(path)
+                        stores.ended(process)
+                        process = stores.started(path)
                     publication.update(np.full(1000, float(value)))
                     publication.wait()
                     assert subscription.wait(10) == publication.version
@@ -166,31 +166,31 @@ def test_publications_go_on_and_their_newest_version_stays(path: str) -> None:
                 late.subscribe("weights", out=fresh).refresh()
             assert (fresh == 39).all()
     finally:
-        kept.ended(process)
+        stores.ended(process)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_version_that_an_ended_keeper_had_passed_on_is_not_written_again(path: str, how: signal.Signals) -> None:
-    process = kept.started(path)
+def test_a_version_that_an_ended_store_had_passed_on_is_not_written_again(path: str, how: signal.Signals) -> None:
+    process = stores.started(path)
     try:
         with tb.connect(path) as trainer, tb.connect(path) as reader:
             publication = trainer.publish("weights", np.full(100_000, 0.0))
             held = reader.get("weights", "numpy")
             process.send_signal(how)
             process.wait()
-            kept.ended(process)
-            process = kept.started(path)
+            stores.ended(process)
+            process = stores.started(path)
             for value in range(1, 8):
                 publication.update(np.full(100_000, float(value)))
                 publication.wait()
                 assert (held == 0).all()
     finally:
-        kept.ended(process)
+        stores.ended(process)
 
 
 def test_memory_of_empty_is_handed_over_in_place(path: str) -> None:
     torch: Any = pytest.importorskip("torch")
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         like = {"w": torch.empty(1000, 3, device="meta", dtype=torch.bfloat16), "b": np.empty((), np.int64)}
         made = client.empty(like, "torch")
         assert (made["w"].dtype, tuple(made["w"].shape), made["b"].dtype) == (torch.bfloat16, (1000, 3), torch.int64)
@@ -200,10 +200,10 @@ def test_memory_of_empty_is_handed_over_in_place(path: str) -> None:
         made["b"].fill_(9)
         seen = client.get("weights", "numpy")
         assert (seen["b"], int(seen["w"].astype(np.float32).sum())) == (9, 9000), "one memory"
-        found = client.kept()
+        found = client.stored()
         assert found is not None and 6000 < found[0] < 8000
         client.put("again", {"row": made["w"][2]})
-        assert client.kept() == found, "memory counts once"
+        assert client.stored() == found, "memory counts once"
         del made
         assert client.get("weights", "numpy")["b"] == 9
         seen["w"][:] = 0
@@ -211,7 +211,7 @@ def test_memory_of_empty_is_handed_over_in_place(path: str) -> None:
 
 
 def test_a_put_has_more_descriptors_than_one_send(path: str) -> None:
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         made = [client.empty(np.empty(2, np.int32), "numpy") for _ in range(600)]
         for number, array in enumerate(made):
             array[:] = number
@@ -230,10 +230,10 @@ def test_files_are_read_into_memory_that_is_handed_over(path: str, tmp_path: Pat
     for name in ("w.safetensors", "w.npz"):
         tb.save(tmp_path / name, weights)
     tb.save(tmp_path / "one.npy", weights["w"])
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         for name in ("w.safetensors", "w.npz"):
             loaded = tb.load(tmp_path / name, "numpy", into=client)
-            before = client.kept()
+            before = client.stored()
             client.put(name, loaded)
             for key, value in weights.items():
                 np.testing.assert_array_equal(client.get(name, "numpy")[key], value)
@@ -246,9 +246,9 @@ def test_files_are_read_into_memory_that_is_handed_over(path: str, tmp_path: Pat
 
 
 def test_bytes_are_counted_and_bounded(path: str) -> None:
-    with keeper(path, "--max-bytes", "1K"), tb.connect(path) as client:
+    with store(path, "--max-bytes", "1K"), tb.connect(path) as client:
         client.put("a", np.zeros(64))
-        assert client.kept() == (512, 1024)
+        assert client.stored() == (512, 1024)
         with pytest.raises(tb.BridgeMemoryError, match="--max-bytes"):
             client.put("b", np.zeros(65))
         assert set(client.list()) == {"a"}
@@ -258,21 +258,21 @@ def test_bytes_are_counted_and_bounded(path: str) -> None:
         np.testing.assert_array_equal(client.get("a", "numpy"), np.zeros(64))
 
 
-def test_a_server_of_names_is_no_keeper_unless_it_says_so(path: str) -> None:
+def test_a_server_of_names_is_no_store_unless_it_says_so(path: str) -> None:
     with tb.serve(path) as names:
-        assert names.kept() is None
-    with tb.serve(path, keep=True, max_bytes=100) as names:
-        assert names.kept() == (0, 100)
+        assert names.stored() is None
+    with tb.serve(path, persistent=True, max_bytes=100) as names:
+        assert names.stored() == (0, 100)
         names.put("a", np.zeros(3))
-        assert asyncio.run(names.kept_async()) == (64, 100)
+        assert asyncio.run(names.stored_async()) == (64, 100)
         assert asyncio.run(names.empty_async(np.zeros(3), "numpy")).shape == (3,)
     with pytest.raises(tb.BridgeValueError, match="max_bytes"):
-        tb.serve(path, keep=True, max_bytes=-1)
+        tb.serve(path, persistent=True, max_bytes=-1)
 
 
 def test_a_read_only_version_is_opened_where_that_is_promised(path: str) -> None:
     torch: Any = pytest.importorskip("torch")
-    with keeper(path), tb.connect(path) as client:
+    with store(path), tb.connect(path) as client:
         client.put("weights", np.ones(3), writing="never")
         with pytest.raises(tb.BridgeError, match="read_only=True"):
             client.get("weights", "torch")
@@ -294,25 +294,25 @@ def test_a_read_only_version_is_opened_where_that_is_promised(path: str) -> None
     ],
 )
 def test_what_describes_no_tensor_is_refused(path: str, like: Any, kind: str) -> None:
-    with tb.serve(path, keep=True) as names, pytest.raises(tb.BridgeError) as raised:
+    with tb.serve(path, persistent=True) as names, pytest.raises(tb.BridgeError) as raised:
         names.empty(like, "numpy")
     assert raised.value.kind == kind
 
 
-def test_a_connection_that_has_done_nothing_goes_on_with_the_next_keeper(path: str) -> None:
-    process = kept.started(path)
+def test_a_connection_that_has_done_nothing_goes_on_with_the_next_store(path: str) -> None:
+    process = stores.started(path)
     try:
         with tb.connect(path) as idle, tb.connect(path) as writer:
             version = writer.put("a", np.zeros(3))
-            kept.ended(process)
+            stores.ended(process)
             with pytest.raises(tb.BridgeConnectionError):
                 idle.list()
             assert list(idle.watch("a", timeout=0.05)) == [], "a watch waits"
-            process = kept.started(path)
+            process = stores.started(path)
             wait_until(lambda: list(idle.list()) == ["a"])
             assert next(idle.watch("a")) == version
     finally:
-        kept.ended(process)
+        stores.ended(process)
 
 
 def test_a_watch_ends_with_its_connection_and_many_hold_nothing_up(path: str) -> None:
@@ -325,7 +325,7 @@ def test_a_watch_ends_with_its_connection_and_many_hold_nothing_up(path: str) ->
         return "no error"
 
     async def main() -> None:
-        with keeper(path), tb.connect(path) as client, tb.connect(path) as other:
+        with store(path), tb.connect(path) as client, tb.connect(path) as other:
             other.put("weights", np.ones(1))
             watches = [asyncio.create_task(watched(client)) for _ in range(40)]
             await asyncio.sleep(0.3)
@@ -357,14 +357,14 @@ runpy.run_module("truebridge", run_name="__main__")
             with tb.connect(path) as other:
                 assert len(other.list()) == number and other.get("0", "numpy") == 0
     finally:
-        kept.ended(process)
+        stores.ended(process)
 
 
-def test_a_fork_of_an_ended_keeper_does_not_block_the_path(path: str) -> None:
+def test_a_fork_of_an_ended_store_does_not_block_the_path(path: str) -> None:
     code = """
 import os, sys, time
 import truebridge as tb
-names = tb.serve(sys.argv[1], keep=True)
+names = tb.serve(sys.argv[1], persistent=True)
 if os.fork() == 0:
     time.sleep(60)
     os._exit(0)
@@ -375,30 +375,30 @@ time.sleep(60)
     assert server.stdout is not None and server.stdout.readline() == "up\n"
     child = int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()[0])
     try:
-        kept.ended(server)
-        with keeper(path), tb.connect(path) as client:
-            assert client.kept() is not None
+        stores.ended(server)
+        with store(path), tb.connect(path) as client:
+            assert client.stored() is not None
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_the_command_ends_by_a_signal_and_says_what_is_wrong(path: str) -> None:
-    process = kept.started(path, "--max-bytes", "1.5GiB")
+    process = stores.started(path, "--max-bytes", "1.5GiB")
     second = subprocess.run(
-        [sys.executable, "-m", "truebridge", "keep", path], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "truebridge", "store", path], capture_output=True, text=True, check=False
     )
     assert second.returncode == 2 and "gone" not in second.stderr and path in second.stderr
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
-    assert process.stdout is not None and "next keeper" in process.stdout.read()
+    assert process.stdout is not None and "next store" in process.stdout.read()
     process.stdout.close()
     assert not os.path.exists(path)
-    wrong = [sys.executable, "-m", "truebridge", "keep", path, "--max-bytes", "many"]
+    wrong = [sys.executable, "-m", "truebridge", "store", path, "--max-bytes", "many"]
     assert "60G" in subprocess.run(wrong, capture_output=True, text=True, check=False).stderr
 
 
-def test_a_keeper_imports_no_framework_and_starts_no_driver(path: str) -> None:
-    with keeper(path) as process, tb.connect(path) as client:
+def test_a_store_imports_no_framework_and_starts_no_driver(path: str) -> None:
+    with store(path) as process, tb.connect(path) as client:
         client.put("a", np.zeros(3))
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         assert not any(name in maps for name in ("numpy", "torch", "libcuda"))
@@ -412,4 +412,4 @@ def test_processes_that_are_killed_at_random_lose_nothing_and_leave_nothing(path
         "device": "cpu",
         "read": "np.asarray(x)",
     }
-    kept.at_random(path, words)
+    stores.at_random(path, words)

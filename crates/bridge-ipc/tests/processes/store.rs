@@ -1,4 +1,4 @@
-//! A keeper: what is put there outlives the process that has put it, and the keeper itself.
+//! A store: what is put there outlives the process that has put it, and the store itself.
 
 use super::child::{ipc, read, seen};
 use super::{Folder, LONG, PATIENCE, host, share};
@@ -9,31 +9,31 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A keeper, and what its successor needs.
-struct Keeper {
+/// A store, and what its successor needs.
+struct Store {
     folder: Folder,
     names: Option<Names>,
     limits: Limits,
 }
 
-impl Keeper {
+impl Store {
     fn new(bytes: usize) -> Self {
         let folder = Folder::new();
         std::fs::create_dir(folder.path()).unwrap();
-        let mut keeper = Self { folder, names: None, limits: Limits::default().with_bytes(bytes) };
-        keeper.start();
-        keeper
+        let mut store = Self { folder, names: None, limits: Limits::default().with_bytes(bytes) };
+        store.start();
+        store
     }
 
     fn path(&self) -> PathBuf {
         self.folder.path().join("names")
     }
 
-    /// Ends the keeper, if there is one, and starts another at its path.
+    /// Ends the store, if there is one, and starts another at its path.
     fn start(&mut self) {
         self.names = None;
         let settings = Settings::default().with_limits(self.limits);
-        self.names = Some(Names::keep(&self.path(), settings).unwrap());
+        self.names = Some(Names::persistent(&self.path(), settings).unwrap());
     }
 
     fn connect(&self) -> Client {
@@ -61,17 +61,17 @@ fn until(what: impl Fn() -> bool) {
 
 #[test]
 fn what_is_put_outlives_its_connection_and_its_exporter() {
-    let keeper = Keeper::new(1 << 20);
-    let reader = keeper.connect();
-    let (sharing, writer) = (Folder::new(), keeper.connect());
+    let store = Store::new(1 << 20);
+    let reader = store.connect();
+    let (sharing, writer) = (Folder::new(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     let version = put(&writer, &exporter, vec![1, 2, 3], 1).unwrap();
-    assert_eq!(exporter.held().leases, 1, "the keeper has it");
+    assert_eq!(exporter.held().leases, 1, "the store has it");
     drop((writer, exporter));
     assert_eq!(reader.get("weights", None).unwrap().0, version);
     let opened = open(&reader.get("weights", None).unwrap().1).unwrap();
     assert_eq!(read(&opened.tensors[0]).unwrap(), "123");
-    assert_eq!((reader.about().unwrap().keeps, reader.about().unwrap().nbytes), (true, 64));
+    assert_eq!((reader.about().unwrap().persistent, reader.about().unwrap().nbytes), (true, 64));
     reader.remove("weights").unwrap();
     opened.tensors[0].check().unwrap();
     assert_eq!(read(&opened.tensors[0]).unwrap(), "123", "what is open stays");
@@ -81,8 +81,8 @@ fn what_is_put_outlives_its_connection_and_its_exporter() {
 
 #[test]
 fn a_newer_version_displaces_an_older_one_and_its_share() {
-    let keeper = Keeper::new(1 << 20);
-    let (sharing, writer) = (Folder::new(), keeper.connect());
+    let store = Store::new(1 << 20);
+    let (sharing, writer) = (Folder::new(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     let versions: Vec<u64> = (1..=4).map(|digit| put(&writer, &exporter, vec![digit], 2).unwrap()).collect();
     assert!(versions.is_sorted());
@@ -92,14 +92,14 @@ fn a_newer_version_displaces_an_older_one_and_its_share() {
 }
 
 #[test]
-fn the_next_keeper_is_handed_what_the_writer_has_put() {
-    let mut keeper = Keeper::new(1 << 20);
-    let (sharing, writer, reader) = (Folder::new(), keeper.connect(), keeper.connect());
+fn the_next_store_is_handed_what_the_writer_has_put() {
+    let mut store = Store::new(1 << 20);
+    let (sharing, writer, reader) = (Folder::new(), store.connect(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     let versions: Vec<u64> = (1..=2).map(|digit| put(&writer, &exporter, vec![digit], 2).unwrap()).collect();
-    assert!(reader.keeps().unwrap());
+    assert!(reader.is_persistent().unwrap());
     for _ in 0..3 {
-        keeper.start();
+        store.start();
         until(|| reader.get("weights", Some(versions[0])).is_ok() && reader.get("weights", Some(versions[1])).is_ok());
         assert_eq!((digits(&reader, None), digits(&reader, Some(versions[0]))), ("2".into(), "1".into()));
     }
@@ -109,17 +109,17 @@ fn the_next_keeper_is_handed_what_the_writer_has_put() {
 }
 
 #[test]
-fn the_next_keeper_is_handed_what_a_reader_has_open() {
-    let mut keeper = Keeper::new(1 << 20);
-    let (sharing, writer, readers) = (Folder::new(), keeper.connect(), [keeper.connect(), keeper.connect()]);
+fn the_next_store_is_handed_what_a_reader_has_open() {
+    let mut store = Store::new(1 << 20);
+    let (sharing, writer, readers) = (Folder::new(), store.connect(), [store.connect(), store.connect()]);
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     let version = put(&writer, &exporter, vec![1, 2, 3], 1).unwrap();
     let opened = readers.each_ref().map(|reader| open(&reader.get("weights", None).unwrap().1).unwrap());
     drop((writer, exporter));
     for _ in 0..3 {
-        keeper.start();
+        store.start();
         opened.iter().for_each(|opened| opened.tensors[0].check().unwrap());
-        let late = keeper.connect();
+        let late = store.connect();
         until(|| late.get("weights", None).is_ok());
         assert_eq!((late.get("weights", None).unwrap().0, digits(&late, None)), (version, "123".into()));
         until(|| late.about().unwrap().nbytes == 64);
@@ -128,39 +128,39 @@ fn the_next_keeper_is_handed_what_a_reader_has_open() {
 
 #[test]
 fn what_was_removed_or_displaced_is_not_handed_over() {
-    let mut keeper = Keeper::new(1 << 20);
-    let (sharing, writer, reader) = (Folder::new(), keeper.connect(), keeper.connect());
+    let mut store = Store::new(1 << 20);
+    let (sharing, writer, reader) = (Folder::new(), store.connect(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     put(&writer, &exporter, vec![1], 1).unwrap();
     let _old = open(&reader.get("weights", None).unwrap().1).unwrap();
     let version = put(&writer, &exporter, vec![2], 1).unwrap();
     let _new = open(&reader.get("weights", None).unwrap().1).unwrap();
-    keeper.start();
+    store.start();
     until(|| reader.get("weights", Some(version)).is_ok());
-    keeper.start();
+    store.start();
     until(|| reader.get("weights", Some(version)).is_ok());
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(reader.about().unwrap().nbytes, 64, "the displaced one is not kept again");
     reader.remove("weights").unwrap();
-    keeper.start();
+    store.start();
     until(|| reader.list().is_ok());
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(reader.list().unwrap(), []);
     assert_eq!((writer.about().unwrap().nbytes, exporter.held().shares), (0, 0));
 }
 
-/// It was displaced at the last keeper, although no process is left that has put another.
+/// It was displaced at the last store, although no process is left that has put another.
 #[test]
 fn a_reader_does_not_hand_over_what_was_displaced() {
-    let mut keeper = Keeper::new(1 << 20);
-    let (sharing, writer, reader) = (Folder::new(), keeper.connect(), keeper.connect());
+    let mut store = Store::new(1 << 20);
+    let (sharing, writer, reader) = (Folder::new(), store.connect(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     put(&writer, &exporter, vec![1], 1).unwrap();
     let _old = open(&reader.get("weights", None).unwrap().1).unwrap();
     let version = put(&writer, &exporter, vec![2], 1).unwrap();
     let _new = open(&reader.get("weights", None).unwrap().1).unwrap();
     drop((writer, exporter));
-    keeper.start();
+    store.start();
     // It would have handed over the older one first.
     until(|| reader.get("weights", Some(version)).is_ok());
     assert_eq!(reader.about().unwrap().nbytes, 64);
@@ -170,33 +170,33 @@ fn a_reader_does_not_hand_over_what_was_displaced() {
 /// is remembered until it is opened, and forgotten with its name.
 #[test]
 fn readers_hand_over_all_that_they_have_open() {
-    let mut keeper = Keeper::new(1 << 20);
-    let (sharing, writer, readers) = (Folder::new(), keeper.connect(), [keeper.connect(), keeper.connect()]);
+    let mut store = Store::new(1 << 20);
+    let (sharing, writer, readers) = (Folder::new(), store.connect(), [store.connect(), store.connect()]);
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     let names = ["one", "other"];
     for name in names {
         let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
         writer.put_share(&exporter, name, &ticket, 1).unwrap();
     }
-    assert!(readers[1].keeps().unwrap());
+    assert!(readers[1].is_persistent().unwrap());
     let found = names.map(|name| readers[0].get(name, None).unwrap().1);
     let _opened = found.map(|ticket| open(&ticket).unwrap());
     let [first, second] = readers;
     drop((writer, exporter, first));
     let listed = || second.list().map_or(Vec::new(), |names| names.into_iter().map(|listed| listed.name).collect());
-    keeper.start();
+    store.start();
     until(|| listed() == names);
     second.remove("one").unwrap();
-    keeper.start();
+    store.start();
     until(|| !listed().is_empty());
     assert_eq!(listed(), ["other"]);
 }
 
-/// For the next keeper: memory that this one keeps needs no other process, and is passed on in place.
+/// For the next store: memory that this one persistent needs no other process, and is passed on in place.
 #[test]
-fn what_is_kept_outlives_the_process_that_has_opened_it() {
-    let keeper = Keeper::new(1 << 20);
-    let (sharing, client) = (Folder::new(), keeper.connect());
+fn what_is_stored_outlives_the_process_that_has_opened_it() {
+    let store = Store::new(1 << 20);
+    let (sharing, client) = (Folder::new(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     let ticket = share(&exporter, vec![1, 2, 3], Writing::Never, LONG).unwrap();
     client.put_share(&exporter, "weights", &ticket, 1).unwrap();
@@ -212,7 +212,7 @@ fn what_is_kept_outlives_the_process_that_has_opened_it() {
 
 /// One piece of memory for each call, as long as each process that opens it writes for itself.
 #[test]
-fn memory_that_was_made_for_a_keeper_is_taken_as_it_is() {
+fn memory_that_was_made_for_a_store_is_taken_as_it_is() {
     let sharing = Folder::new();
     let exporter = sharing.exporter(Limits::default());
     let specs = [(DType::UINT8, vec![3], Device::CPU), (DType::FLOAT32, vec![2, 2], Device::CPU)];
@@ -244,28 +244,28 @@ fn memory_that_was_made_for_a_keeper_is_taken_as_it_is() {
 }
 
 #[test]
-fn a_watch_goes_on_with_the_next_keeper() {
-    let mut keeper = Keeper::new(1 << 20);
-    let (sharing, writer, reader) = (Folder::new(), keeper.connect(), keeper.connect());
+fn a_watch_goes_on_with_the_next_store() {
+    let mut store = Store::new(1 << 20);
+    let (sharing, writer, reader) = (Folder::new(), store.connect(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     let first = put(&writer, &exporter, vec![1], 1).unwrap();
     let watch = reader.watch("weights", first).unwrap();
-    keeper.names = None;
+    store.names = None;
     assert_eq!(watch.wait(Duration::from_millis(50)).unwrap(), None);
     assert_eq!(reader.list().unwrap_err().kind(), ErrorKind::Gone);
-    keeper.start();
+    store.start();
     let second = put(&writer, &exporter, vec![2], 1).unwrap();
     assert_eq!(watch.wait(PATIENCE).unwrap().map(|(version, _)| version), Some(second));
     let watch = reader.watch("weights", second).unwrap();
-    keeper.start();
+    store.start();
     let third = put(&writer, &exporter, vec![3], 1).unwrap();
     assert_eq!(watch.wait(PATIENCE).unwrap().map(|(version, _)| version), Some(third));
 }
 
 #[test]
-fn a_keeper_has_no_more_than_its_bytes() {
-    let keeper = Keeper::new(128);
-    let (sharing, writer) = (Folder::new(), keeper.connect());
+fn a_store_has_no_more_than_its_bytes() {
+    let store = Store::new(128);
+    let (sharing, writer) = (Folder::new(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     put(&writer, &exporter, vec![1; 64], 1).unwrap();
     assert_eq!(put(&writer, &exporter, vec![1; 65], 1).unwrap_err().kind(), ErrorKind::OutOfMemory);
@@ -275,9 +275,9 @@ fn a_keeper_has_no_more_than_its_bytes() {
 }
 
 #[test]
-fn a_keeper_refuses_a_ticket_that_opens_nothing() {
-    let keeper = Keeper::new(1 << 20);
-    let (sharing, writer) = (Folder::new(), keeper.connect());
+fn a_store_refuses_a_ticket_that_opens_nothing() {
+    let store = Store::new(1 << 20);
+    let (sharing, writer) = (Folder::new(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
     exporter.revoke(&ticket).unwrap();
@@ -290,8 +290,8 @@ fn a_keeper_refuses_a_ticket_that_opens_nothing() {
 /// A process that shares and does not answer holds up its own connection alone.
 #[test]
 fn a_slow_process_does_not_hold_up_others() {
-    let keeper = Keeper::new(1 << 20);
-    let (sharing, slow, quick) = (Folder::new(), keeper.connect(), keeper.connect());
+    let store = Store::new(1 << 20);
+    let (sharing, slow, quick) = (Folder::new(), store.connect(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     let silent = sharing.path().join("silent");
     let _listener = UnixListener::bind(&silent).unwrap();
@@ -309,8 +309,8 @@ fn a_slow_process_does_not_hold_up_others() {
 
 #[test]
 fn memory_under_two_names_counts_once() {
-    let keeper = Keeper::new(128);
-    let (sharing, writer) = (Folder::new(), keeper.connect());
+    let store = Store::new(128);
+    let (sharing, writer) = (Folder::new(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
     let ticket = share(&exporter, vec![1; 128], Writing::Private, LONG).unwrap();
     for name in ["one", "other"] {
@@ -324,17 +324,17 @@ fn memory_under_two_names_counts_once() {
 }
 
 #[test]
-fn a_watch_that_begins_between_two_keepers_waits() {
-    let mut keeper = Keeper::new(1 << 20);
-    let (sharing, writer, reader) = (Folder::new(), keeper.connect(), keeper.connect());
+fn a_watch_that_begins_between_two_stores_waits() {
+    let mut store = Store::new(1 << 20);
+    let (sharing, writer, reader) = (Folder::new(), store.connect(), store.connect());
     let exporter = Arc::new(sharing.exporter(Limits::default()));
-    assert!(reader.keeps().unwrap());
-    keeper.names = None;
+    assert!(reader.is_persistent().unwrap());
+    store.names = None;
     let watch = reader.watch("weights", 0).unwrap();
     assert_eq!(watch.wait(Duration::from_millis(30)).unwrap(), None);
-    assert!(writer.keeps().is_err());
-    keeper.start();
-    let writer = keeper.connect();
+    assert!(writer.is_persistent().is_err());
+    store.start();
+    let writer = store.connect();
     let version = put(&writer, &exporter, vec![1], 1).unwrap();
     assert_eq!(watch.wait(PATIENCE).unwrap().map(|(found, _)| found), Some(version));
 }

@@ -1,7 +1,7 @@
-//! What a keeper does: it takes the memory of tickets over, and shares it itself.
+//! What a store does: it takes the memory of tickets over, and shares it itself.
 
 use super::LISTED;
-use crate::exporter::{Exporter, Kept};
+use crate::exporter::{Exporter, Stored};
 use crate::importer;
 use crate::server::Bell;
 use crate::settings::Settings;
@@ -19,26 +19,26 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 /// The number of a task: the connection that waits for its end.
 pub(super) type Task = u64;
 
-/// A task that has ended, with the keeper's own ticket for the same memory.
+/// A task that has ended, with the store's own ticket for the same memory.
 pub(super) type Adopted = (Task, Result<Ticket, Why>);
 
 /// Keeps the memory of tickets.
-pub(super) trait Keeping: Send {
+pub(super) trait Storing: Send {
     /// Begins to take over the memory of a ticket.
     fn adopt(&mut self, task: Task, ticket: &Ticket);
 
     /// Returns the tasks that have ended.
     fn adopted(&mut self) -> Vec<Adopted>;
 
-    /// Ends the share of a ticket of the keeper. Processes that have it open keep it.
+    /// Ends the share of a ticket of the store. Processes that have it open keep it.
     fn end(&mut self, ticket: &Ticket);
 
-    /// Returns the bytes that are kept, and the most that may be.
+    /// Returns the bytes that are stored, and the most that may be.
     fn held(&self) -> (usize, usize);
 }
 
 /// Keeps memory by its descriptors. It opens none of it, and so needs no driver.
-pub(super) struct Keeper {
+pub(super) struct Store {
     exporter: Arc<Exporter>,
     ledger: Arc<Mutex<Ledger>>,
     adopted: Arc<Mutex<Vec<Adopted>>>,
@@ -47,34 +47,34 @@ pub(super) struct Keeper {
     bell: Arc<Bell>,
 }
 
-impl Keeper {
+impl Store {
     pub(super) fn new(settings: Settings, bell: Arc<Bell>) -> bridge_core::Result<Self> {
         // A connection takes a socket, and a descriptor of its process.
         let spare = (settings.limits.connections as u64).saturating_mul(2).saturating_add(64);
         let files =
             getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| (most - spare.min(most / 2)) as usize);
         let most = (settings.limits.bytes, files);
-        let ledger = Arc::new(Mutex::new(Ledger { kept: BTreeMap::new(), total: (0, 0), most }));
+        let ledger = Arc::new(Mutex::new(Ledger { stored: BTreeMap::new(), total: (0, 0), most }));
         let exporter = Arc::new(Exporter::new(settings)?);
         Ok(Self { exporter, ledger, adopted: Arc::default(), ends: Arc::default(), bell })
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Store {
     fn drop(&mut self) {
         // The leases are dropped after this.
         self.ends.store(true, Relaxed);
     }
 }
 
-impl Keeping for Keeper {
+impl Storing for Store {
     /// On a thread of its own: the process that shares may be slow to answer.
     fn adopt(&mut self, task: Task, ticket: &Ticket) {
         let (exporter, adopted, bell) = (Arc::clone(&self.exporter), Arc::clone(&self.adopted), Arc::clone(&self.bell));
         let (ledger, ends, ticket) = (Arc::clone(&self.ledger), Arc::clone(&self.ends), ticket.clone());
         let adopting = move || {
-            let kept = adopted_by(&exporter, &ledger, &ends, &ticket);
-            locked(&adopted).push((task, kept));
+            let stored = adopted_by(&exporter, &ledger, &ends, &ticket);
+            locked(&adopted).push((task, stored));
             bell.ring();
         };
         if thread::Builder::new().name("truebridge-ipc".into()).spawn(adopting).is_err() {
@@ -87,7 +87,7 @@ impl Keeping for Keeper {
         std::mem::take(&mut locked(&self.adopted))
     }
 
-    /// The processes that have it open are notified, so that they do not hand it to the keeper's successor.
+    /// The processes that have it open are notified, so that they do not hand it to the store's successor.
     fn end(&mut self, ticket: &Ticket) {
         let _ = self.exporter.revoke(ticket);
     }
@@ -98,7 +98,7 @@ impl Keeping for Keeper {
     }
 }
 
-/// Takes over the memory of a ticket. Returns a ticket of the keeper for it.
+/// Takes over the memory of a ticket. Returns a ticket of the store for it.
 fn adopted_by(
     exporter: &Exporter,
     ledger: &Arc<Mutex<Ledger>>,
@@ -108,8 +108,9 @@ fn adopted_by(
     let (content, files, lease) = importer::adopt(ticket, ends).map_err(|error| why(&error))?;
     let entry = Entry::of(ledger, &content, &files)?;
     // The entry is dropped after the descriptors: the lease and what it counts end together.
-    let kept = Kept::finished(Content { kept: true, ..content }, files, vec![Box::new(lease), Box::new(entry)]);
-    exporter.share(kept, 0, ticket.about(), LISTED).map_err(|_| Why::Full)
+    let stored =
+        Stored::finished(Content { persistent: true, ..content }, files, vec![Box::new(lease), Box::new(entry)]);
+    exporter.share(stored, 0, ticket.about(), LISTED).map_err(|_| Why::Full)
 }
 
 /// Returns what the process that has put a ticket is told.
@@ -118,7 +119,7 @@ fn why(error: &Error) -> Why {
         ErrorKind::Gone => Why::Unknown,
         ErrorKind::Denied => Why::Denied,
         ErrorKind::Version => Why::Version,
-        ErrorKind::Argument => Why::Unkept,
+        ErrorKind::Argument => Why::NotPersistent,
         ErrorKind::Busy => Why::Busy,
         ErrorKind::OutOfMemory => Why::Full,
         _ => Why::Protocol,
@@ -128,10 +129,10 @@ fn why(error: &Error) -> Why {
 /// What names a piece of memory: of the host by its file, of a device by its process and number.
 type Piece = ([u8; 16], u64);
 
-/// The memory that is kept: each piece once, in however many shares it is.
+/// The memory that is stored: each piece once, in however many shares it is.
 struct Ledger {
     /// How many shares each piece is in, and its bytes.
-    kept: BTreeMap<Piece, (usize, usize)>,
+    stored: BTreeMap<Piece, (usize, usize)>,
     /// Bytes, and descriptors of all shares.
     total: (usize, usize),
     /// The most of both.
@@ -150,14 +151,14 @@ impl Entry {
     fn of(ledger: &Arc<Mutex<Ledger>>, content: &Content, files: &[Arc<OwnedFd>]) -> Result<Self, Why> {
         let (pieces, count) = (pieces(content, files)?, files.len());
         let mut book = locked(ledger);
-        let mut fresh = pieces.iter().filter(|(piece, _)| !book.kept.contains_key(piece));
+        let mut fresh = pieces.iter().filter(|(piece, _)| !book.stored.contains_key(piece));
         let more = fresh.try_fold(0usize, |sum, (_, nbytes)| sum.checked_add(*nbytes)).ok_or(Why::Protocol)?;
         if book.total.0.saturating_add(more) > book.most.0 || book.total.1 + count > book.most.1 {
             return Err(Why::Full);
         }
         book.total.1 += count;
         for (piece, nbytes) in &pieces {
-            let (uses, nbytes) = book.kept.entry(*piece).or_insert((0, *nbytes));
+            let (uses, nbytes) = book.stored.entry(*piece).or_insert((0, *nbytes));
             *uses += 1;
             let first = if *uses == 1 { *nbytes } else { 0 };
             book.total.0 += first;
@@ -185,7 +186,7 @@ fn pieces(content: &Content, files: &[Arc<OwnedFd>]) -> Result<Vec<(Piece, usize
                 left.by_ref().take(parts.len()).for_each(drop);
                 pieces.extend(parts.iter().map(|(nbytes, number)| ((process.0, *number), *nbytes)));
             }
-            Segment::Handle { .. } | Segment::Pool { .. } => return Err(Why::Unkept),
+            Segment::Handle { .. } | Segment::Pool { .. } => return Err(Why::NotPersistent),
         }
     }
     Ok(pieces)
@@ -196,11 +197,11 @@ impl Drop for Entry {
         let mut ledger = locked(&self.ledger);
         ledger.total.1 -= self.files;
         for piece in &self.pieces {
-            let Some((uses, nbytes)) = ledger.kept.get_mut(piece) else { continue };
+            let Some((uses, nbytes)) = ledger.stored.get_mut(piece) else { continue };
             *uses -= 1;
             let (uses, nbytes) = (*uses, *nbytes);
             if uses == 0 {
-                ledger.kept.remove(piece);
+                ledger.stored.remove(piece);
                 ledger.total.0 -= nbytes;
             }
         }
@@ -215,7 +216,7 @@ mod tests {
     use crate::wire::Hex;
 
     fn content(segments: Vec<Segment>) -> Content {
-        Content { segments, tensors: Arc::default(), points: Vec::new(), tree: None, kept: false }
+        Content { segments, tensors: Arc::default(), points: Vec::new(), tree: None, persistent: false }
     }
 
     fn on_a_device(parts: Vec<(usize, u64)>) -> Content {
@@ -228,14 +229,14 @@ mod tests {
     }
 
     #[test]
-    fn the_leases_of_a_keeper_are_lost_with_it() {
-        let folder = std::env::temp_dir().join(format!("truebridge-keeper-{}", std::process::id()));
+    fn the_leases_of_a_store_are_lost_with_it() {
+        let folder = std::env::temp_dir().join(format!("truebridge-store-{}", std::process::id()));
         let limits = Limits { connections: usize::MAX, ..Limits::default() };
         let settings = Settings { folder: Some(folder.clone()), limits, ..Settings::default() };
-        let keeper = Keeper::new(settings, Bell::new().unwrap()).unwrap();
-        let ends = Arc::clone(&keeper.ends);
+        let store = Store::new(settings, Bell::new().unwrap()).unwrap();
+        let ends = Arc::clone(&store.ends);
         assert!(!ends.load(Relaxed));
-        drop(keeper);
+        drop(store);
         assert!(ends.load(Relaxed));
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -246,7 +247,7 @@ mod tests {
             (ErrorKind::Gone, Why::Unknown),
             (ErrorKind::Denied, Why::Denied),
             (ErrorKind::Version, Why::Version),
-            (ErrorKind::Argument, Why::Unkept),
+            (ErrorKind::Argument, Why::NotPersistent),
             (ErrorKind::Busy, Why::Busy),
             (ErrorKind::OutOfMemory, Why::Full),
             (ErrorKind::Protocol, Why::Protocol),
@@ -258,8 +259,8 @@ mod tests {
 
     /// Also what is refused: it leaves nothing behind.
     #[test]
-    fn the_ledger_has_what_is_kept_and_nothing_else() {
-        let ledger = Arc::new(Mutex::new(Ledger { kept: BTreeMap::new(), total: (0, 0), most: (100, 3) }));
+    fn the_ledger_has_what_is_stored_and_nothing_else() {
+        let ledger = Arc::new(Mutex::new(Ledger { stored: BTreeMap::new(), total: (0, 0), most: (100, 3) }));
         let enter = |content: &Content, files: &[Arc<OwnedFd>]| Entry::of(&ledger, content, files);
         let total = || locked(&ledger).total;
         let (one, two) = (file(1), [file(1), file(1)]);
@@ -284,6 +285,6 @@ mod tests {
         let long = enter(&host, &[file(50)]).unwrap();
         assert_eq!(total(), (90, 2), "what the file has, and not what is said");
         drop((again, long));
-        assert_eq!((total(), locked(&ledger).kept.len()), ((0, 0), 0));
+        assert_eq!((total(), locked(&ledger).stored.len()), ((0, 0), 0));
     }
 }

@@ -1,4 +1,4 @@
-"""``python -m truebridge keep``: a keeper of tensors in a process of its own."""
+"""``python -m truebridge store``: a store of tensors in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def number_of_bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not a number of bytes: write one such as 60G") from error
 
 
-def keep(path: str, max_bytes: int | None, users: list[int]) -> str:
+def store(path: str, max_bytes: int | None, users: list[int]) -> str:
     """Keep what processes put under names, until this process gets a signal to end."""
     ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     # Threads inherit this: the signals wait for the call below.
@@ -35,9 +35,9 @@ def keep(path: str, max_bytes: int | None, users: list[int]) -> str:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     configure(users=users)
-    with serve(path, keep=True, max_bytes=max_bytes):
+    with serve(path, persistent=True, max_bytes=max_bytes):
         limit = "no limit" if max_bytes is None else f"at most {max_bytes:,} bytes"
         with contextlib.suppress(OSError):
             print(f"keeps names at {path}: {limit}", flush=True)
         signal.sigwait(ends)
-    return f"ends at {path}: processes that use its tensors hand them to the next keeper there"
+    return f"ends at {path}: processes that use its tensors hand them to the next store there"

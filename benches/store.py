@@ -1,11 +1,11 @@
-"""Weights that a keeper keeps: the time until another process has them, beside loading them from a file.
+"""Weights that a store keeps: the time until another process has them, beside loading them from a file.
 
-A process makes weights in the keeper's memory, puts them, and is killed. Fresh processes, whose device is up, attach
-one after the other, each for the first time: *keeper*. Others load the same weights from a file whose pages are in
-memory already: *file*. *put* is the time in which a keeper gets a copy of what is on the device, and *hand over* that
-of memory which is the keeper's already.
+A process makes weights in the store's memory, puts them, and is killed. Fresh processes, whose device is up, attach
+one after the other, each for the first time: *store*. Others load the same weights from a file whose pages are in
+memory already: *file*. *put* is the time in which a store gets a copy of what is on the device, and *hand over* that
+of memory which is the store's already.
 
-    python bench.py --keeper --report out --sizes 1024,8192,61440
+    python bench.py --store --report out --sizes 1024,8192,61440
 """
 
 from __future__ import annotations
@@ -83,24 +83,24 @@ class Row:
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print a table, write ``bench_keeper.json`` and ``.md``. Return 0 when every bar is met."""
+    """Measure, print a table, write ``bench_store.json`` and ``.md``. Return 0 when every bar is met."""
     usual = {"default": None, "help": "cpu or cuda:0 (default: a GPU, if there is one)"}
-    given = options(argv, "keeper", __doc__, 5, device=usual, sizes=sizes(SIZES, "the weights"))
+    given = options(argv, "store", __doc__, 5, device=usual, sizes=sizes(SIZES, "the weights"))
     device = given.device or ("cuda:0" if host.describe("torch")["gpus"] else "cpu")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         rows = [row for mib in given.sizes for row in measure(folder, mib, given.rounds, device)]
     verdicts, about = judge(rows), host.describe("torch")
-    return conclude(given.report, "bench_keeper", markdown(about, rows, verdicts), about, rows, verdicts)
+    return conclude(given.report, "bench_store", markdown(about, rows, verdicts), about, rows, verdicts)
 
 
 def measure(folder: str, mib: float, rounds: int, device: str) -> list[Row]:
-    """Measure weights of one size, with a keeper of their own."""
+    """Measure weights of one size, with a store of their own."""
     names, file, elements = f"{folder}/names", f"{folder}/weights.safetensors", int(mib * MIB) // 2 // COUNT
-    command = [sys.executable, "-m", "truebridge", "keep", names]
+    command = [sys.executable, "-m", "truebridge", "store", names]
     environment = {**os.environ, "TRUEBRIDGE_IPC": folder}
-    keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    assert keeper.stdout is not None
-    keeper.stdout.readline()
+    store = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert store.stdout is not None
+    store.stdout.readline()
     rows = []
     try:
         maker = _other(folder, device)
@@ -114,7 +114,7 @@ def measure(folder: str, mib: float, rounds: int, device: str) -> list[Row]:
                 maker('client.remove("copied")')
         finally:
             maker.kill()
-        ways = {"keeper": f"timed(lambda: attach({names!r}))"}
+        ways = {"store": f"timed(lambda: attach({names!r}))"}
         if mib <= FILED:
             ways["file"] = f"timed(lambda: load({file!r}))"
         for way, call in ways.items():
@@ -122,9 +122,9 @@ def measure(folder: str, mib: float, rounds: int, device: str) -> list[Row]:
             milliseconds = statistics.median(figure for figure, _ in figures)
             rows.append(Row(way, mib, milliseconds, all(right for _, right in figures)))
     finally:
-        keeper.kill()
-        keeper.wait()
-        keeper.stdout.close()
+        store.kill()
+        store.wait()
+        store.stdout.close()
         if os.path.exists(file):
             os.remove(file)
     return rows
@@ -150,7 +150,7 @@ def judge(rows: Sequence[Row]) -> list[Verdict]:
     """Compare with the bars."""
     largest = max(row.mib for row in rows)
     found = {(row.what, row.mib): row.milliseconds for row in rows}
-    verdicts = [Verdict.at_most(f"{largest:,.0f} MiB attached: at most, ms", found["keeper", largest], ATTACHED)]
+    verdicts = [Verdict.at_most(f"{largest:,.0f} MiB attached: at most, ms", found["store", largest], ATTACHED)]
     for mib in sorted({row.mib for row in rows if row.what == "file"}):
         faster = found["file", mib] / found["keeper", mib]
         verdicts.append(Verdict.at_least(f"{mib:,.0f} MiB: times faster than a file, at least", faster, THAN_FILE))
