@@ -101,7 +101,7 @@ pub struct Capabilities {
     pub compiles: bool,
     /// Whether [`Subject::on_stream`] takes streams of other frameworks too.
     #[serde(default = "yes")]
-    pub foreign_streams: bool,
+    pub external_streams: bool,
     /// Whether [`Subject::usual`] makes tensors.
     #[serde(default)]
     pub usual: bool,
@@ -142,7 +142,7 @@ impl Default for Capabilities {
             graphs: false,
             legacy_stream: false,
             compiles: false,
-            foreign_streams: true,
+            external_streams: true,
             usual: false,
             raises: false,
             imports: None,

@@ -77,7 +77,7 @@ fn errors_of_the_other_side_arrive_as_they_are() {
 #[test]
 fn a_stream_of_this_process_is_not_named_to_the_other() {
     let remote = remote();
-    assert!(!remote.capabilities().foreign_streams);
+    assert!(!remote.capabilities().external_streams);
     // SAFETY: no driver sees this stream.
     let stream = unsafe { Stream::from_handle(0xa0) };
     let mut has_run = false;

@@ -165,14 +165,14 @@ fn name(file: &Path) -> String {
 /// Returns what is wrong with a wheel of this name for this platform, of which auditwheel says this.
 fn defect(name: &str, report: &Value, platform: &str) -> Option<String> {
     let tag = report["sym_tag"].as_str().unwrap_or_default();
-    let (overall, foreign) = (report["overall_tag"].as_str().unwrap_or_default(), &report["external_libs"]);
+    let (overall, external) = (report["overall_tag"].as_str().unwrap_or_default(), &report["external_libs"]);
     let stem = name.strip_suffix(".whl").unwrap_or_default();
     if stem.split('-').next_back() != Some(platform) {
         Some(format!("the name of {name} does not say {platform}"))
     } else if !supports(overall, platform) {
         Some(format!("{name} does not run on {platform}: auditwheel says {overall:?}, by its symbols {tag:?}"))
-    } else if foreign.as_object().is_none_or(|libraries| !libraries.is_empty()) {
-        Some(format!("{name} needs libraries beside the system's: {foreign}"))
+    } else if external.as_object().is_none_or(|libraries| !libraries.is_empty()) {
+        Some(format!("{name} needs libraries beside the system's: {external}"))
     } else if !stem.contains("-abi3-") {
         Some(format!("{name} is for one version of Python only"))
     } else {

@@ -30,7 +30,7 @@ const CRATES: [&str; 18] = [
 /// Circles that stay, each with its reason.
 const REASONS: [(&str, &str); 2] = [
     (
-        "crates/bridge-frameworks: foreign, stated, strangers, table",
+        "crates/bridge-frameworks: protocol, stated, table, unsupported",
         "the adapter of objects known by a protocol is one of the table's, and its errors name the table's frameworks",
     ),
     ("conformance: fault, sim", "the ordering of the simulated device has faults of its own, which the table plants"),

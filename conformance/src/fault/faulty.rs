@@ -179,7 +179,7 @@ unsafe impl<A: Breakable> Adapter for Faulty<A> {
     fn import(&self, offer: Offer) -> Result<A::Tensor> {
         self.imports.fetch_add(1, Relaxed);
         // SAFETY: a fault breaks this on purpose. What it reaches is the memory of the simulated device.
-        let offer = unsafe { offer.vouched_for() };
+        let offer = unsafe { offer.trusted() };
         match self.fault {
             Some(Fault::Panic) if offer.layout().shape().len() == 2 => panic!("a planted fault"),
             Some(Fault::SilentCopy) => self.sound.compact(&self.sound.import(offer)?),

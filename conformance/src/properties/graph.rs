@@ -64,7 +64,7 @@ fn forked<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
 fn inside<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let streams = pair.streams();
     let captured = streams.to(case.streams.read);
-    let is_shared = case.streams.write == case.streams.read && pair.from.capabilities().foreign_streams;
+    let is_shared = case.streams.write == case.streams.read && pair.from.capabilities().external_streams;
     let writer = if is_shared { captured } else { streams.from(case.streams.write) };
     let (before, seen, _) = bytes(case);
     let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);

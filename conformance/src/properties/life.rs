@@ -85,7 +85,7 @@ fn keeps<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     // What is refused or copied has no lease; whether it may be is judged by the steps.
     if let Some((view, _)) = converted.ok().filter(|(_, transfer)| transfer.bytes_copied == 0) {
         if lost {
-            let advice = "keep the lease where the framework keeps the owner of foreign memory";
+            let advice = "keep the lease where the framework keeps the owner of imported memory";
             return Err(Failure::last(format!("the import dropped its lease while the view lives: {advice}")));
         }
         let shared = pair.to.observe(&view)?.address == address;

@@ -619,7 +619,7 @@ pub static PROPERTIES: &[Property] = &[
             let captured = 1..=sides.to.streams;
             // One framework has one current stream: what is exported there is exported in the captured one.
             let (same, count) = (sides.same_framework(), sides.to.streams);
-            let shared = sides.from.can.foreign_streams && sides.to.can.foreign_streams;
+            let shared = sides.from.can.external_streams && sides.to.can.external_streams;
             // One framework has one current stream.
             let forks = !same && count > 1 && shared && sides.from.can.writes;
             let makes = |route: &Route| match route {
@@ -655,7 +655,7 @@ pub static PROPERTIES: &[Property] = &[
             let devices = &sides.from.profile.devices;
             let moved = sides.device.kind == DeviceKind::CUDA && devices.contains(&DeviceKind::CPU);
             let writes = sides.from.is_target && sides.to.is_target;
-            let apart = !sides.from.can.foreign_streams || !sides.to.can.foreign_streams;
+            let apart = !sides.from.can.external_streams || !sides.to.can.external_streams;
             (!moved)
                 .then_some("the source has no tensors on the host beside those on a device")
                 .or((!writes).then_some("one side lets no other write to its tensors"))
@@ -694,7 +694,7 @@ fn no_targets(sides: &Sides) -> Option<&'static str> {
 }
 
 fn one_process(sides: &Sides) -> Option<&'static str> {
-    let apart = !sides.from.can.foreign_streams || !sides.to.can.foreign_streams;
+    let apart = !sides.from.can.external_streams || !sides.to.can.external_streams;
     apart.then_some("it judges calls within one process")
 }
 

@@ -211,7 +211,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         graphs: flag("graphs")?,
         legacy_stream: flag("legacy_stream")?,
         compiles: flag("compiles")?,
-        foreign_streams: true,
+        external_streams: true,
         usual: false,
         raises: false,
         imports: object.getattr("imports")?.extract()?,

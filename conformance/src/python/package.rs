@@ -17,7 +17,7 @@ const REASONS: [Reason; 10] = [
     Reason::Strides,
     Reason::Order,
     Reason::Alignment,
-    Reason::ForeignMemory,
+    Reason::MemoryNotOwned,
     Reason::Mutable,
 ];
 

@@ -3,7 +3,7 @@
 use bridge_core::{
     Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Failed, Offer, Order, Profile, Result, Strides,
 };
-use bridge_frameworks::Foreign;
+use bridge_frameworks::Protocol;
 use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
 use pyo3::prelude::*;
 use std::ops::Deref;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// The adapter of objects that are known by a protocol, with the profile of one library: what its protocol carries.
 pub(super) struct Peer<'py> {
-    foreign: Foreign<'py>,
+    protocol: Protocol<'py>,
     profile: Profile,
 }
 
@@ -26,7 +26,7 @@ impl<'py> Peer<'py> {
         let strides = if harness.getattr("compact")?.extract()? { Strides::Compact } else { Strides::Any };
         let profile = Profile::export_only(name).with_dtypes(dtypes).with_rank(least..=most);
         let profile = profile.with_strides(strides).with_alignment(1);
-        Ok(Self { foreign: Foreign::new(harness), profile })
+        Ok(Self { protocol: Protocol::new(harness), profile })
     }
 }
 
@@ -48,11 +48,11 @@ unsafe impl<'py> Adapter for Peer<'py> {
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
-        self.foreign.consumer()
+        self.protocol.consumer()
     }
 
     fn export(&self, tensor: &PyTensor<'py>) -> Result<Export> {
-        self.foreign.export(tensor)
+        self.protocol.export(tensor)
     }
 
     fn import(&self, _: Offer) -> Result<PyTensor<'py>> {
@@ -60,54 +60,54 @@ unsafe impl<'py> Adapter for Peer<'py> {
     }
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-        self.foreign.compact(tensor)
+        self.protocol.compact(tensor)
     }
 
     fn overwritten(&self, tensor: &PyTensor<'py>) -> Result<()> {
-        self.foreign.overwritten(tensor)
+        self.protocol.overwritten(tensor)
     }
 
     fn overwritten_all(&self, tensors: &[&PyTensor<'py>]) -> Result<(), Failed> {
-        self.foreign.overwritten_all(tensors)
+        self.protocol.overwritten_all(tensors)
     }
 
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
         // SAFETY: the caller's obligation.
-        unsafe { self.foreign.empty(device, dtype, shape, order) }
+        unsafe { self.protocol.empty(device, dtype, shape, order) }
     }
 }
 
 #[deny(clippy::missing_trait_methods)]
 impl<'py> PyAdapter<'py> for Peer<'py> {
     fn owns(&self, object: &PyTensor<'py>) -> bool {
-        self.foreign.owns(object)
+        self.protocol.owns(object)
     }
 
     fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
-        self.foreign.borrow(tensor)
+        self.protocol.borrow(tensor)
     }
 
     fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
-        self.foreign.locate(tensor)
+        self.protocol.locate(tensor)
     }
 
     fn mark(&self, tensor: &PyTensor<'py>, exported: &Export) -> Mark {
-        self.foreign.mark(tensor, exported)
+        self.protocol.mark(tensor, exported)
     }
 
     fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, mark: &Mark) -> bool {
-        self.foreign.is_still(tensor, exported, mark)
+        self.protocol.is_still(tensor, exported, mark)
     }
 
     fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {
-        self.foreign.storage(tensor)
+        self.protocol.storage(tensor)
     }
 
     fn has_storage(&self, tensor: &PyTensor<'py>, number: usize) -> bool {
-        self.foreign.has_storage(tensor, number)
+        self.protocol.has_storage(tensor, number)
     }
 
     fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
-        self.foreign.counted_by(tensor)
+        self.protocol.counted_by(tensor)
     }
 }

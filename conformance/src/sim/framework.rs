@@ -258,7 +258,7 @@ unsafe impl Adapter for SimFramework {
         let bytes = tensor.owner.bytes();
         let layout = Layout::new(*dtype, shape, Some(strides), address - bytes.start)?;
         let reuse = match (self.habits, &tensor.owner) {
-            (Habits::Generous | Habits::Immutable, Owner::Own(_) | Owner::Foreign(_)) => Reuse::InStreamOrder,
+            (Habits::Generous | Habits::Immutable, Owner::Own(_) | Owner::Imported(_)) => Reuse::InStreamOrder,
             // The owner of memory that was imported without the bridge is notified of no stream.
             (_, Owner::Native(_) | Owner::Nothing(_)) | (Habits::Common | Habits::Strict, _) => Reuse::Unknown,
         };
@@ -286,7 +286,7 @@ unsafe impl Adapter for SimFramework {
                 access if access.forbids_writes() && self.profile.keeps_read_only => access,
                 _ => self.habits.access(),
             },
-            owner: Owner::Foreign(Arc::new(lease)),
+            owner: Owner::Imported(Arc::new(lease)),
         })
     }
 

@@ -93,7 +93,7 @@ impl Subject for SimFramework {
             graphs: self.writes(),
             compiles: false,
             legacy_stream: false,
-            foreign_streams: true,
+            external_streams: true,
             usual: false,
             raises: false,
             imports: Some(1),

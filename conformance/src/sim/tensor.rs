@@ -13,7 +13,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(super) enum Owner {
     Own(Arc<Block>),
-    Foreign(Arc<Lease>),
+    Imported(Arc<Lease>),
     /// Of a tensor that was imported without the bridge.
     Native(Arc<Owner>),
     /// Nothing: a planted fault.
@@ -27,7 +27,7 @@ impl Owner {
             Self::Own(block) => block.bytes(),
             Self::Native(owner) => owner.bytes(),
             Self::Nothing(bytes) => bytes.clone(),
-            Self::Foreign(lease) => {
+            Self::Imported(lease) => {
                 let (address, len) = lease.buffer();
                 address..address + len
             }

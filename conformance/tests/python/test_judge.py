@@ -15,7 +15,7 @@ import pytest
 import truebridge_conformance
 from truebridge_conformance.judge import replace, report, suites, verdicts
 from truebridge_conformance.judge.errors import BadList
-from truebridge_conformance.judge.replace import Replaced, foreign, importing
+from truebridge_conformance.judge.replace import Replaced, importing, of_another_framework
 
 SCRIPT = Path(truebridge_conformance.__file__).parents[1] / "judge.py"
 
@@ -381,11 +381,11 @@ def test_keywords_reach_the_package_and_its_own_calls_do_not(monkeypatch: pytest
     assert replace.last() == "box.take(ndarray of float64 (2,), device=cpu, copy=False)"
 
 
-def test_a_general_function_is_an_exchange_for_foreign_memory_of_a_device() -> None:
-    class Foreign:
+def test_a_general_function_is_an_exchange_for_memory_of_another_framework_on_a_device() -> None:
+    class ProtocolObject:
         __cuda_array_interface__ = {}
 
-    when = foreign("numpy")
-    assert when(Foreign()) and when(Foreign(), copy=False)
-    assert not when(np.ones(2)) and not when([1, 2]) and not when(Foreign(), dtype="int8")
-    assert not foreign(Foreign.__module__)(Foreign())
+    when = of_another_framework("numpy")
+    assert when(ProtocolObject()) and when(ProtocolObject(), copy=False)
+    assert not when(np.ones(2)) and not when([1, 2]) and not when(ProtocolObject(), dtype="int8")
+    assert not of_another_framework(ProtocolObject.__module__)(ProtocolObject())

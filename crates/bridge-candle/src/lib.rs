@@ -3,7 +3,7 @@
 //! [`Candle`] is the adapter, and `candle_core::Tensor` its tensor. A tensor goes out in place, with its strides and
 //! its offset. It comes in as a copy in memory of candle: a `CpuStorage` is a set of vectors, and a vector frees its
 //! memory itself, so that candle cannot keep memory of another owner. [`plan`](bridge_core::plan()) says so:
-//! [`Reason::ForeignMemory`](bridge_core::Reason::ForeignMemory).
+//! [`Reason::MemoryNotOwned`](bridge_core::Reason::MemoryNotOwned).
 //!
 //! ```
 //! use bridge_candle::Candle;
@@ -25,7 +25,7 @@
 //!
 //! // SAFETY: the program uses the memory of a tensor on one thread at a time.
 //! let (back, done) = transfer(&unsafe { NdArray::new() }, &candle, &seen, &ordering, &Options::default())?;
-//! assert_eq!(done.plan, Plan::Copy(Reason::ForeignMemory));
+//! assert_eq!(done.plan, Plan::Copy(Reason::MemoryNotOwned));
 //! assert_eq!(back.dims(), [3, 2]);
 //! # Ok::<(), bridge_core::Error>(())
 //! ```
@@ -53,7 +53,7 @@
 //! let (array, done) = transfer(&candle, &cudarc, &tensor, ordering, &Options::default())?;
 //! assert_eq!(done.plan, Plan::ZeroCopy);
 //! let (back, done) = transfer(&cudarc, &candle, &array, ordering, &Options::default())?;
-//! assert_eq!(done.plan, Plan::Copy(Reason::ForeignMemory));
+//! assert_eq!(done.plan, Plan::Copy(Reason::MemoryNotOwned));
 //! # Ok::<(), bridge_core::Error>(())
 //! ```
 //!

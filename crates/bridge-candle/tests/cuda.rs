@@ -135,7 +135,7 @@ fn views_keep_their_strides_and_their_offset() {
     assert_eq!((done.plan, array.data()), (Plan::ZeroCopy, whole.data() + 4));
     assert_eq!((array.layout().shape(), array.layout().strides()), (&[3, 4, 3][..], &[1, 5, 20][..]));
     let (copy, done) = sides.back(&array, &Options::default());
-    assert_eq!(done.plan, Plan::Copy(Reason::ForeignMemory));
+    assert_eq!(done.plan, Plan::Copy(Reason::MemoryNotOwned));
     assert_eq!(numbers(&copy), numbers(&view));
 }
 
@@ -150,7 +150,7 @@ fn tensors_come_in_as_one_copy_on_the_device_in_order_and_without_a_wait() {
         let late = sides.cudarc.stream().record_event(None).unwrap();
         let (tensor, done) = sides.back(&array, &Options::default());
         pending += usize::from(!late.is_complete());
-        assert_eq!((done.plan, done.bytes_copied), (Plan::Copy(Reason::ForeignMemory), 4 * ELEMENTS));
+        assert_eq!((done.plan, done.bytes_copied), (Plan::Copy(Reason::MemoryNotOwned), 4 * ELEMENTS));
         assert_eq!(done.copied_by, Some(CopiedBy::Kernels));
         assert_eq!(done.ordered, Some((handle(sides.cudarc.stream()), handle(&sides.stream()))));
         assert!(tensor.device().same_device(&sides.place), "candle joins it with tensors of the device");

@@ -77,7 +77,7 @@ fn tensors_come_in_as_one_copy() {
             let options = Options::default().with_order(order);
             let (copy, done) = transfer(&ndarray(), &candle(), &made, &ordering, &options).unwrap();
             assert_eq!((done.bytes_copied, done.copied_by), (480, Some(CopiedBy::Host)));
-            assert!(matches!(done.plan, Plan::Copy(Reason::ForeignMemory | Reason::Order)), "{:?}", done.plan);
+            assert!(matches!(done.plan, Plan::Copy(Reason::MemoryNotOwned | Reason::Order)), "{:?}", done.plan);
             assert_eq!((copy.dims(), copy.dtype()), (&[3, 4, 5][..], Kind::F64));
             assert_eq!(copy.flatten_all().unwrap().to_vec1::<f64>().unwrap(), elements);
             let exported = candle().export(&copy).unwrap();
@@ -127,7 +127,7 @@ fn every_dtype_converts_in_both_directions() {
         let made = Tensor::new(&[1f32, 2.0, 3.5, 100.0], &Place::Cpu).unwrap().to_dtype(kind).unwrap();
         for ordering in orderings() {
             let (copy, done) = transfer(&candle(), &candle(), &made, &ordering, &Options::default()).unwrap();
-            assert_eq!(done.plan, Plan::Copy(Reason::ForeignMemory));
+            assert_eq!(done.plan, Plan::Copy(Reason::MemoryNotOwned));
             assert_eq!((copy.dtype(), done.bytes_copied), (kind, 4 * kind.size_in_bytes()));
             let widened = |tensor: &Tensor| tensor.to_dtype(Kind::F32).unwrap().to_vec1::<f32>().unwrap();
             assert_eq!(widened(&copy), widened(&made));

@@ -394,14 +394,14 @@ enum tb_status tb_external_info(const struct tb_external *external, struct tb_in
 void tb_external_drop(struct tb_external *external);
 
 /*
- From now on foreign memory is released with the GIL, so tb_memory.release may be Py_DecRef. A thread that Python
+ From now on imported memory is released with the GIL, so tb_memory.release may be Py_DecRef. A thread that Python
  knows takes the GIL and releases the memory at once. On other threads, such as TensorFlow's, the release is deferred
  to the next drop of an object here on a thread that Python knows, or to a thread of this library. Calls after the
  first do nothing. TB_ARGUMENT where a function is NULL.
  */
 enum tb_status tb_python_open(const struct tb_python *python);
 
-/* Call it before the interpreter shuts down, without the GIL. Foreign memory that is still in use then is leaked. */
+/* Call it before the interpreter shuts down, without the GIL. Imported memory that is still in use then is leaked. */
 enum tb_status tb_python_close(void);
 
 /*

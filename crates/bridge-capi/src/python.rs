@@ -7,7 +7,7 @@ use crate::tensor::CTensor;
 use crate::view;
 use bridge_interpreter::{Functions, Object, close, new_capsule, open, report_unraisable, take_capsule};
 
-/// From now on foreign memory is released with the GIL, so tb_memory.release may be Py_DecRef. A thread that Python
+/// From now on imported memory is released with the GIL, so tb_memory.release may be Py_DecRef. A thread that Python
 /// knows takes the GIL and releases the memory at once. On other threads, such as TensorFlow's, the release is deferred
 /// to the next drop of an object here on a thread that Python knows, or to a thread of this library. Calls after the
 /// first do nothing. TB_ARGUMENT where a function is NULL.
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn tb_python_open(python: *const Functions) -> Status {
     })
 }
 
-/// Call it before the interpreter shuts down, without the GIL. Foreign memory that is still in use then is leaked.
+/// Call it before the interpreter shuts down, without the GIL. Imported memory that is still in use then is leaked.
 #[unsafe(no_mangle)]
 pub extern "C" fn tb_python_close() -> Status {
     answer(|| {

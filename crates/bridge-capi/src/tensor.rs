@@ -203,7 +203,7 @@ impl CTensor {
             // SAFETY: the caller names a stream that exists (`truebridge.h`).
             unsafe { bridge_cuda::ordering().order(device, Stream::from_handle(memory.stream), legacy) }?;
         }
-        // SAFETY: the caller vouches for the memory and its owner; the range was checked above. The legacy stream waits
+        // SAFETY: the caller guarantees the memory and its owner; the range was checked above. The legacy stream waits
         // for the work of the owner's stream, and nothing is claimed of the reuse.
         let memory = unsafe { Memory::new(Allocation::new(bytes, device, access, stream, reuse), owner) };
         Ok(Self::new(Export::at(data, dtype, layout, memory)?))

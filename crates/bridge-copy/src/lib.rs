@@ -29,7 +29,7 @@ use std::ptr;
 /// Copies with the kernels of this crate.
 ///
 /// What two layouts and two addresses show is checked before anything is read or launched: see the errors of
-/// [`Copies::copy`]. The copier does not see the memory itself, so the caller vouches for the rest:
+/// [`Copies::copy`]. The copier does not see the memory itself, so the caller guarantees the rest:
 ///
 /// - the bytes of both views are mapped and accessible on their devices until the work has run;
 /// - no other work writes those of the source or uses those of the target meanwhile;

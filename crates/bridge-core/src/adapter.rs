@@ -22,7 +22,7 @@ pub const COPY_ALIGNMENT: usize = 64;
 /// use bridge_core::*;
 /// use std::{slice, sync::Arc};
 ///
-/// /// The framework's tensor: its own numbers, or a view of foreign memory.
+/// /// The framework's tensor: its own numbers, or a view of imported memory.
 /// #[derive(Clone)]
 /// enum Array {
 ///     Own(Arc<Vec<f32>>),
@@ -239,13 +239,13 @@ pub struct Offer<'a> {
     lease: Lease,
     /// The profile that the tensor fits.
     planned_for: &'a Profile,
-    vouched_for: bool,
+    trusted: bool,
 }
 
 impl<'a> Offer<'a> {
     /// The tensor was planned for this profile, which it fits in place.
     pub(crate) fn new(lease: Lease, planned_for: &'a Profile) -> Self {
-        Self { lease, planned_for, vouched_for: false }
+        Self { lease, planned_for, trusted: false }
     }
 
     /// Returns the lease, if the tensor fits the profile of `adapter` in place, and the lease returns its memory after
@@ -256,8 +256,8 @@ impl<'a> Offer<'a> {
     /// Those of [`plan`](plan()) without a copy, and [`ErrorKind::Argument`] for an offer to another consumer. The memory
     /// is then returned.
     pub fn accept<A: Adapter + ?Sized>(self, adapter: &A) -> Result<Lease> {
-        let Self { lease, planned_for, vouched_for } = self;
-        if vouched_for {
+        let Self { lease, planned_for, trusted } = self;
+        if trusted {
             return Ok(lease);
         }
         // It is borrowed, so the same address is the same profile.
@@ -281,8 +281,8 @@ impl<'a> Offer<'a> {
     ///
     /// The adapter that accepts the offer takes such a tensor in place, and the consumer that the offer was made to names
     /// the streams and has the views of the consumer of that adapter.
-    pub unsafe fn vouched_for(self) -> Self {
-        Self { vouched_for: true, ..self }
+    pub unsafe fn trusted(self) -> Self {
+        Self { trusted: true, ..self }
     }
 
     /// Returns the element type.

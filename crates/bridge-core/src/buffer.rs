@@ -57,7 +57,7 @@ pub enum Reuse {
 /// - An address in memory that the host can access is one that a pointer has exposed
 ///   (`expose_provenance`, not `addr`), because readers make a pointer of it again.
 /// - Every method returns the same value throughout the life of the buffer.
-/// - With [`Access::ReadWrite`] the owner tolerates foreign writes in the order of the stream.
+/// - With [`Access::ReadWrite`] the owner tolerates external writes in the order of the stream.
 /// - Work put after everything that [`stream`](Self::stream) holds when the value is made sees the bytes as the
 ///   owner's user last wrote them. `None` means that the bytes are there already, as on the host.
 /// - The stream is not destroyed before the value is dropped.

@@ -44,7 +44,7 @@ pub unsafe trait Consumer: Send + Sync {
         false
     }
 
-    /// The framework's live views of foreign memory.
+    /// The framework's live views of imported memory.
     fn views(&self) -> &Views;
 }
 

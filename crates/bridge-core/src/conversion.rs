@@ -78,7 +78,7 @@ impl<'a, F, T> Conversion<'a, F, T> {
     }
 }
 
-/// Records the stream of an export in the views of its framework: the tensor may itself be a view of foreign memory,
+/// Records the stream of an export in the views of its framework: the tensor may itself be a view of imported memory,
 /// whose owner must then wait for this use, a copy included.
 pub(crate) fn used<F>(from: &dyn Adapter<Tensor = F>, exported: &Export) {
     if let Some(stream) = exported.buffer().stream() {

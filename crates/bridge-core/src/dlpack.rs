@@ -157,7 +157,7 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
 ///
 /// # Safety
 ///
-/// The producer keeps DLPack's promises for this tensor, and `origin` returns the truth: the caller vouches for the
+/// The producer keeps DLPack's promises for this tensor, and `origin` returns the truth: the caller guarantees the
 /// stream, the reuse and the allocation as the safety section of [`DeviceBuffer`](crate::DeviceBuffer) demands.
 pub unsafe fn export<M: ManagedTensorBase>(
     managed: Managed<M>,
@@ -177,12 +177,12 @@ pub unsafe fn export<M: ManagedTensorBase>(
         Some(_) if managed.flags().contains(DlpackFlags::READ_ONLY) => Access::ReadOnly,
         Some(_) => Access::ReadWrite,
     };
-    // SAFETY: as above, and the producer vouches for the shape and the strides.
+    // SAFETY: as above, and the producer guarantees the shape and the strides.
     let (described, ()) = unsafe { Described::of(tensor, access, |device, data| Ok((origin(device, data)?, ()))) }?;
     let Described { data, dtype, layout, allocation, keep, release } = described;
     let owner = (managed.into_deleter(), keep);
     match release {
-        // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the
+        // SAFETY: the producer guarantees memory, access and deleter through DLPack's contract, the caller for the
         // stream, the reuse and the allocation; the range was checked above. Here and below.
         None => Export::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) }),
         Some(release) => {
@@ -240,7 +240,7 @@ unsafe fn dims(tensor: &ffi::DLTensor) -> Option<(&[i64], Option<&[i64]>)> {
     if !tensor.shape.is_aligned() || !tensor.strides.is_aligned() || (ndim > 0 && tensor.shape.is_null()) {
         return None;
     }
-    // SAFETY: the pointer is aligned and not null, and the caller vouches for what it points to.
+    // SAFETY: the pointer is aligned and not null, and the caller guarantees what it points to.
     let dims = |start: *const i64| unsafe { slice::from_raw_parts(start, ndim) };
     match ndim {
         0 => Some((&[], None)),
@@ -286,7 +286,7 @@ unsafe fn refusal(tensor: &ffi::DLTensor) -> Error {
 /// The shape and the strides of `tensor` stay readable during the call.
 #[inline]
 pub unsafe fn read(tensor: &ffi::DLTensor) -> Result<View> {
-    // SAFETY: the caller vouches for the shape and the strides.
+    // SAFETY: the caller guarantees the shape and the strides.
     let view = unsafe { View::of(tensor) }?;
     if view.layout.numel() > 0 && tensor.data.is_null() {
         return Err(broken("the data pointer is null".into()));
@@ -301,7 +301,7 @@ pub unsafe fn read(tensor: &ffi::DLTensor) -> Result<View> {
 ///
 /// That of [`read`].
 pub unsafe fn describes(tensor: &ffi::DLTensor, exported: &Export) -> bool {
-    // SAFETY: the caller vouches for the shape and the strides.
+    // SAFETY: the caller guarantees the shape and the strides.
     let Some((shape, strides)) = (unsafe { dims(tensor) }) else { return false };
     let data = (tensor.data.addr() as u64).checked_add(tensor.byte_offset);
     let layout = exported.layout();
@@ -329,10 +329,10 @@ pub unsafe fn export_borrowed<O: Send + Sync + 'static>(
     access: Access,
     origin: impl FnOnce(Device, usize) -> Result<(Origin, O)>,
 ) -> Result<Export> {
-    // SAFETY: the caller vouches for the shape and the strides.
+    // SAFETY: the caller guarantees the shape and the strides.
     let (described, owner) = unsafe { Described::of(tensor, access, origin) }?;
     let Described { data, dtype, layout, allocation, keep, .. } = described;
-    // SAFETY: as in `export`, with the owner that the caller vouches for.
+    // SAFETY: as in `export`, with the owner that the caller guarantees.
     let memory = unsafe { Memory::new(allocation, (owner, keep)) };
     Export::at(data, dtype, layout, memory)
 }

@@ -173,7 +173,7 @@ impl Group {
         let mut deferred: Vec<Box<dyn DeviceBuffer>> = Vec::new();
         for Waiting { buffer, reuse } in waiting {
             match reuse {
-                // Foreign code: its panic must not prevent the other drops.
+                // External code: its panic must not prevent the other drops.
                 Reuse::InStreamOrder => drop(catch_unwind(AssertUnwindSafe(|| drop(buffer.into_ordered())))),
                 Reuse::Unknown => deferred.push(buffer.into_ordered()),
             }

@@ -14,7 +14,7 @@ use std::thread;
 
 /// The consumer's hold on an exported tensor. Dropping it returns the memory to the owner, in stream order.
 ///
-/// An importing adapter stores it where its framework keeps the owner of foreign memory, so that the last view drops
+/// An importing adapter stores it where its framework keeps the owner of imported memory, so that the last view drops
 /// it. The drop makes the owner's stream wait for the stream at import, the stream current at the drop, and every
 /// stream recorded in [`Views`](crate::Views). Then the buffer is dropped: at once with [`Reuse::InStreamOrder`], after
 /// that work with [`Reuse::Unknown`]. Where the consumer may use streams that it does not name

@@ -128,7 +128,7 @@ pub enum Reason {
     /// The address does not have the alignment that the target requires.
     Alignment,
     /// The target's tensors own their memory, so it cannot take another owner's ([`Profile::owns_memory`]).
-    ForeignMemory,
+    MemoryNotOwned,
     /// Others may write to the memory, and the target takes none that changes ([`Profile::takes_mutable`]).
     Mutable,
     /// The caller asked for another device than the tensor's. The ordering's [`Copies`](crate::Copies) move it.
@@ -167,7 +167,7 @@ impl fmt::Display for Reason {
             Self::Strides => "strides that are not compact",
             Self::Order => "another order than the requested one",
             Self::Alignment => "an unaligned address",
-            Self::ForeignMemory => "memory that it does not own",
+            Self::MemoryNotOwned => "memory that it does not own",
             Self::Mutable => "memory that others may write to",
             Self::Moved => "another device",
         })
@@ -191,8 +191,8 @@ pub fn plan(exported: &Export, target: &Profile, options: &Options) -> Result<Pl
     decide(exported, target, options, target.owns_memory)
 }
 
-/// Decides as [`plan`]. `foreign` says that the memory is another owner's, and that the target takes no such memory.
-pub(crate) fn decide(exported: &Export, target: &Profile, options: &Options, foreign: bool) -> Result<Plan> {
+/// Decides as [`plan`]. `not_owned` says that the memory is another owner's, and that the target takes no such memory.
+pub(crate) fn decide(exported: &Export, target: &Profile, options: &Options, not_owned: bool) -> Result<Plan> {
     target.check()?;
     let (device, dtype, name) = (exported.device(), exported.dtype(), &target.name);
     let moved = moves_to(device, target, options);
@@ -232,7 +232,7 @@ pub(crate) fn decide(exported: &Export, target: &Profile, options: &Options, for
     }
     let others = || {
         let changes = !target.takes_mutable && exported.buffer().access() != Access::Immutable && !options.read_only;
-        if foreign { Some(Reason::ForeignMemory) } else { changes.then_some(Reason::Mutable) }
+        if not_owned { Some(Reason::MemoryNotOwned) } else { changes.then_some(Reason::Mutable) }
     };
     match (options.copy, needed(exported, target, order).or_else(others)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),

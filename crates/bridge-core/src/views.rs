@@ -34,11 +34,11 @@ struct Entry {
     recorded: Vec<Used>,
 }
 
-/// The views of foreign memory that a framework holds, and the streams recorded for each.
+/// The views of imported memory that a framework holds, and the streams recorded for each.
 ///
 /// The key is the address, so a record for a slice of a view, or on a view of the view in a third framework, reaches
 /// the view. The cost of each method grows with the logarithm of the number of views, and with the number of views that
-/// overlap at the address. No method calls foreign code while it holds the lock.
+/// overlap at the address. No method calls external code while it holds the lock.
 #[derive(Default)]
 pub struct Views {
     live: Mutex<Spans<Device, Entry>>,

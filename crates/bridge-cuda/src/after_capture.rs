@@ -76,7 +76,7 @@ impl AfterCapture {
                     None => drop(waiting),
                 }
             }
-            // Not under the lock: this runs foreign code. Another capture may have begun meanwhile.
+            // Not under the lock: this runs external code. Another capture may have begun meanwhile.
             kept.extend(due.into_iter().filter_map(|mut waiting| (!waiting.is_done()).then_some(waiting)));
             let mut state = self.lock();
             state.waiting.append(&mut kept);
@@ -96,7 +96,7 @@ impl Waiting {
     }
 
     fn is_done(&mut self) -> bool {
-        // Foreign code: its panic must not prevent the other attempts.
+        // External code: its panic must not prevent the other attempts.
         catch_unwind(AssertUnwindSafe(|| (self.attempt)())).unwrap_or(true)
     }
 }

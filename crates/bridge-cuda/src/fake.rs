@@ -69,7 +69,7 @@ struct State {
     refused: Option<&'static [u8]>,
     /// What addresses are mapped to.
     mapped: Vec<Mapped>,
-    /// Live mappings of foreign memory.
+    /// Live mappings of imported memory.
     opened: Vec<usize>,
     /// Host memory that is registered.
     registered: Vec<Range<usize>>,

@@ -39,7 +39,7 @@ impl Flushes {
             }
             Some(flush)
         });
-        // Not under the lock: this runs foreign code.
+        // Not under the lock: this runs external code.
         left.into_iter().for_each(|flush| flush());
     }
 }
@@ -58,7 +58,7 @@ fn run<D: Driver>(devices: &Devices<D>, queue: &Queue<Vec<Flush>>, moment: Durat
         rest(moment);
         let due = queue.with(std::mem::take);
         for flush in due {
-            // Foreign code: its panic must not prevent the other calls.
+            // External code: its panic must not prevent the other calls.
             let _ = catch_unwind(AssertUnwindSafe(flush));
         }
     }

@@ -322,7 +322,7 @@ impl Driver for Cuda {
     unsafe fn copy(&self, direction: Direction, to: usize, from: usize, nbytes: usize, stream: Stream) -> Outcome<()> {
         let stream = handle(stream);
         let (device_to, device_from) = (to as CUdeviceptr, from as CUdeviceptr);
-        // SAFETY: the stream and the contexts are alive, see above; the caller vouches for both ranges.
+        // SAFETY: the stream and the contexts are alive, see above; the caller guarantees both ranges.
         unsafe {
             match direction {
                 Direction::Up => {
@@ -341,7 +341,7 @@ impl Driver for Cuda {
     }
 
     unsafe fn fill(&self, address: usize, byte: u8, nbytes: usize, stream: Stream) -> Outcome<()> {
-        // SAFETY: the stream is alive, see above; the caller vouches for the range.
+        // SAFETY: the stream is alive, see above; the caller guarantees the range.
         unsafe { call!(self, cuMemsetD8Async(address as CUdeviceptr, byte, nbytes, handle(stream))) }
     }
 
@@ -365,7 +365,7 @@ impl Driver for Cuda {
     }
 
     unsafe fn free(&self, address: usize, stream: Stream) -> Outcome<()> {
-        // SAFETY: the stream is alive, see above; the caller vouches for the address.
+        // SAFETY: the stream is alive, see above; the caller guarantees the address.
         unsafe { call!(in self.pools("cuMemFreeAsync")?, cuMemFreeAsync(address as CUdeviceptr, handle(stream))) }
     }
 
@@ -462,7 +462,7 @@ impl Driver for Cuda {
         let Grid { blocks, threads, shared } = grid;
         let (function, mut parameters) = (function.0 as CUfunction, [parameter.cast_mut()]);
         let (parameters, none) = (parameters.as_mut_ptr(), null_mut());
-        // SAFETY: the caller vouches for the parameter, which the driver copies; the stream is alive, see above.
+        // SAFETY: the caller guarantees the parameter, which the driver copies; the stream is alive, see above.
         unsafe {
             call!(self, cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, handle(stream), parameters, none))
         }

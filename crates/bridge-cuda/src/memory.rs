@@ -251,7 +251,7 @@ mod tests {
     // SAFETY: no driver sees this stream.
     const A: Stream = unsafe { Stream::from_handle(0xa0) };
     const GPUS: [Device; 2] = [Device::cuda(0), Device::cuda(1)];
-    const FOREIGN: Context = Context(7);
+    const CALLERS: Context = Context(7);
 
     fn devices() -> Devices<Fake> {
         Devices::new(Fake::default(), 2)
@@ -412,12 +412,12 @@ mod tests {
         ];
         for (call, step) in steps {
             let devices = devices();
-            devices.driver().push_context(FOREIGN).unwrap();
+            devices.driver().push_context(CALLERS).unwrap();
             devices.driver().fail(call, 719);
             let error = step(&devices).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Driver);
             assert!(error.to_string().starts_with(call), "{error}");
-            assert_eq!(devices.driver().current_context(), Ok(Some(FOREIGN)), "after {call} failed");
+            assert_eq!(devices.driver().current_context(), Ok(Some(CALLERS)), "after {call} failed");
             let modes = devices.driver().take_calls();
             let mut modes =
                 modes.iter().filter_map(|call| if let Call::Mode(mode) = call { Some(*mode) } else { None });

@@ -199,7 +199,7 @@ mod tests {
     // SAFETY: no driver sees this stream.
     const B: Stream = unsafe { Stream::from_handle(0xb0) };
     const GPU: Device = Device::cuda(0);
-    const FOREIGN: Context = Context(7);
+    const CALLERS: Context = Context(7);
 
     fn cuda() -> CudaOrdering<Fake> {
         CudaOrdering::new(Fake::default(), 2)
@@ -233,7 +233,7 @@ mod tests {
         fake(&cuda).push_context(Fake::primary(0)).unwrap();
         assert!(order_after(A));
         assert!(!order_after(B), "a non-blocking stream");
-        fake(&cuda).push_context(FOREIGN).unwrap();
+        fake(&cuda).push_context(CALLERS).unwrap();
         assert!(!order_after(A), "another context is current");
     }
 
@@ -421,7 +421,7 @@ mod tests {
     fn the_context_is_restored_also_after_errors() {
         let steps =
             ["cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"];
-        for current in [None, Some(FOREIGN), Some(Fake::primary(0)), Some(Fake::primary(1))] {
+        for current in [None, Some(CALLERS), Some(Fake::primary(0)), Some(Fake::primary(1))] {
             for step in steps {
                 let cuda = cuda();
                 current.iter().for_each(|context| fake(&cuda).push_context(*context).unwrap());

@@ -27,7 +27,7 @@ const SHARE: usize = 2 * TURNS;
 /// Buffers that wait for one event: nearly always one.
 pub(crate) type Buffers = SmallVec<[Box<dyn DeviceBuffer>; 1]>;
 
-/// Drops buffers. Each drop runs foreign code, whose panic must not prevent the others.
+/// Drops buffers. Each drop runs external code, whose panic must not prevent the others.
 pub(crate) fn drop_each(buffers: Buffers) {
     for buffer in buffers {
         let _ = catch_unwind(AssertUnwindSafe(|| drop(buffer)));
@@ -139,7 +139,7 @@ impl Releases {
             let due = if state.turns % TURNS == 1 { state.finished_here(devices) } else { Vec::new() };
             (due, state.lines.iter().any(|line| line.is_of(device, Some(stream))))
         });
-        // Not under the lock: this runs foreign code.
+        // Not under the lock: this runs external code.
         due.into_iter().for_each(PendingRelease::give_back);
         after
     }

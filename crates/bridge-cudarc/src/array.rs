@@ -204,7 +204,7 @@ impl DeviceArray {
             Some(if is_planted("cudarc_stream_mistaken") { Stream::LEGACY } else { handle_of(&self.stream) }),
             self.reuse,
         );
-        // SAFETY: the owner keeps the memory and the array the stream. Who made the array has vouched for both, or core
+        // SAFETY: the owner keeps the memory and the array the stream. Who made the array has guaranteed both, or core
         // for the lease. A slice is freed in the order of its stream.
         let memory = unsafe { Memory::new(allocation, (self.owner.clone(), Arc::clone(&self.stream))) };
         Export::at(self.data, self.dtype, layout, memory)

@@ -97,7 +97,7 @@ impl Cudarc {
         &self.consumer.stream
     }
 
-    /// Records that a view of foreign memory is used in another stream than the array's, by launches of which `cudarc`
+    /// Records that a view of imported memory is used in another stream than the array's, by launches of which `cudarc`
     /// keeps no events. The owner waits for it as well. Returns the number of views that this concerns.
     pub fn record_stream(&self, array: &DeviceArray, stream: &Arc<CudaStream>) -> usize {
         let keep = || Some(Arc::clone(stream) as Keep);
@@ -106,7 +106,7 @@ impl Cudarc {
     }
 }
 
-/// The views of foreign memory that `cudarc` has, whatever stream they were made in.
+/// The views of imported memory that `cudarc` has, whatever stream they were made in.
 static VIEWS: LazyLock<Views> = LazyLock::new(Views::default);
 
 static PROFILE: LazyLock<Profile> = LazyLock::new(|| {

@@ -131,7 +131,7 @@ impl Address for CudaSlice<f32> {
 
 /// A guard's end frees nothing: the owner still has its elements.
 #[test]
-fn views_of_foreign_memory_never_free_it() {
+fn views_of_imported_memory_never_free_it() {
     let Some((context, _guard)) = context() else { return };
     let (producer, consumer) = (context.default_stream(), context.new_stream().unwrap());
     let slice = Arc::new(producer.clone_htod(&[1.0f32, 2.0, 3.0, 4.0]).unwrap());

@@ -29,7 +29,7 @@ pub(crate) fn export(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Export> 
     let owner = (PyOwner::new(array), kept);
     let (device, access) = (Device::cuda(device), Access::ReadWrite);
     let allocation = Allocation::new(bytes, device, access, Some(stream), reuse);
-    // SAFETY: the array keeps its memory alive; CuPy vouches for the strides and the device; its current stream, which
+    // SAFETY: the array keeps its memory alive; CuPy guarantees the strides and the device; its current stream, which
     // is kept, is the one that its user's work is in; `reuse` is in stream order only where the allocator was seen to
     // be.
     let memory = unsafe { Memory::new(allocation, owner) };

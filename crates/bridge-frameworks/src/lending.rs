@@ -86,7 +86,7 @@ unsafe impl<'py> Adapter for Lending<'py> {
 /// Those of the transfer.
 fn lend_again<'py>(tensor: &PyTensor<'py>, terms: &Terms, options: &Options) -> PyResult<Bound<'py, Loan>> {
     let again = || {
-        let from = crate::adapter_of(tensor)?.ok_or_else(|| crate::strangers::no_tensor(tensor))?;
+        let from = crate::adapter_of(tensor)?.ok_or_else(|| crate::unsupported::no_tensor(tensor))?;
         let Borrower { framework, named, .. } = &*terms.borrower;
         let to = Lending::new(tensor, Arc::clone(framework), named.clone(), &terms.ordering, options);
         bridge_core::transfer(&from, &to, tensor, &terms.ordering, options).map(|(loan, _)| loan)

@@ -5,7 +5,7 @@
 //! or reports [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) where its feature is off. Without any feature the
 //! crate is plain data and depends on neither Python nor a framework.
 //!
-//! Objects of other frameworks are known by a protocol: DLPack and the array interfaces. Their adapter is `Foreign`.
+//! Objects of other frameworks are known by a protocol: DLPack and the array interfaces. Their adapter is `Protocol`.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -18,8 +18,6 @@ mod deferred;
 #[cfg(feature = "python")]
 mod driver;
 #[cfg(feature = "python")]
-mod foreign;
-#[cfg(feature = "python")]
 mod interfaces;
 #[cfg(feature = "python")]
 mod lending;
@@ -30,17 +28,17 @@ mod objects;
 #[cfg(feature = "python")]
 mod origin;
 #[cfg(feature = "python")]
-mod stated;
+mod protocol;
 #[cfg(feature = "python")]
-mod strangers;
+mod stated;
 mod table;
 #[cfg(feature = "python")]
 mod tensor;
+#[cfg(feature = "python")]
+mod unsupported;
 
 #[cfg(feature = "python")]
 pub use borrower::Named;
-#[cfg(feature = "python")]
-pub use foreign::{Foreign, is_bridge_error};
 #[cfg(feature = "python")]
 pub use lending::Lending;
 #[cfg(feature = "python")]
@@ -48,12 +46,14 @@ pub use loan::Loan;
 #[cfg(feature = "python")]
 pub use objects::{adapter_of, borrow, seen, source_of};
 #[cfg(feature = "python")]
-pub use strangers::{advice_for_holder, advice_for_target};
+pub use protocol::{Protocol, is_bridge_error};
 #[cfg(feature = "python")]
 pub use table::AnyAdapter;
 pub use table::Framework;
 #[cfg(feature = "python")]
 pub use tensor::Tensor;
+#[cfg(feature = "python")]
+pub use unsupported::{advice_for_holder, advice_for_target};
 
 use bridge_core::DeviceKind;
 

@@ -1,7 +1,7 @@
 //! Which framework an object belongs to.
 
-use crate::strangers::no_tensor;
-use crate::{AnyAdapter, Foreign, Framework};
+use crate::unsupported::no_tensor;
+use crate::{AnyAdapter, Framework, Protocol};
 use bridge_core::Result;
 use bridge_pyo3::{Borrowed, PyTensor, framework_error, is_interrupt, probe};
 use pyo3::prelude::*;
@@ -24,7 +24,7 @@ pub fn borrow<'a>(object: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
     }
 }
 
-/// Returns the adapter of the framework that `object` belongs to, or else [`Foreign`] for an object that speaks a
+/// Returns the adapter of the framework that `object` belongs to, or else [`Protocol`] for an object that speaks a
 /// protocol. `None` for any other object, also for a tensor of a framework that the program has not imported.
 ///
 /// # Errors
@@ -35,12 +35,12 @@ pub fn adapter_of<'py>(object: &PyTensor<'py>) -> Result<Option<AnyAdapter<'py>>
         return framework.open(object.py()).map(Some);
     }
     match owner_of(object)? {
-        None if Foreign::speaks(object)? => Ok(Some(AnyAdapter::Foreign(Foreign::new(object)))),
+        None if Protocol::speaks(object)? => Ok(Some(AnyAdapter::Protocol(Protocol::new(object)))),
         owner => Ok(owner),
     }
 }
 
-/// Returns the adapter that exports an object: that of [`adapter_of`], and [`Foreign`] for a scalar of NumPy, whose value
+/// Returns the adapter that exports an object: that of [`adapter_of`], and [`Protocol`] for a scalar of NumPy, whose value
 /// a caller wants who passes it by itself.
 ///
 /// # Errors
@@ -50,7 +50,7 @@ pub fn adapter_of<'py>(object: &PyTensor<'py>) -> Result<Option<AnyAdapter<'py>>
 pub fn source_of<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
     match adapter_of(object)? {
         Some(adapter) => Ok(adapter),
-        None if Foreign::is_value(object)? => Ok(AnyAdapter::Foreign(Foreign::new(object))),
+        None if Protocol::is_value(object)? => Ok(AnyAdapter::Protocol(Protocol::new(object))),
         None => Err(no_tensor(object)),
     }
 }
@@ -84,7 +84,7 @@ fn owner_of<'py>(object: &PyTensor<'py>) -> Result<Option<AnyAdapter<'py>>> {
             return Ok(Some(adapter));
         }
     }
-    // A tensor whose adapter fails must not pass as a foreign object: that adapter's checks would be lost.
+    // A tensor whose adapter fails must not pass as a object known by a protocol: that adapter's checks would be lost.
     broken.map_or(Ok(None), Err)
 }
 

@@ -1,7 +1,7 @@
 //! What an object states about its dtype besides its protocol, which may name the wrong one: DLPack had no bool before
 //! version 1.0, and PyTorch and JAX export elements of less than a byte as bytes.
 
-use crate::strangers::is_of;
+use crate::unsupported::is_of;
 use bridge_core::{DType, Error, ErrorKind, Export, Result};
 use bridge_pyo3::{PyTensor, framework_error, probe};
 use pyo3::intern;

@@ -63,7 +63,7 @@ macro_rules! frameworks {
         #[cfg(feature = "python")]
         mod adapters {
             use super::Framework;
-            use crate::Foreign;
+            use crate::Protocol;
             use bridge_core::{Adapter, Consumer, DType, Device, Failed, Export, Offer, Order, Profile, Result};
             use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
             use pyo3::Python;
@@ -75,7 +75,7 @@ macro_rules! frameworks {
             #[non_exhaustive]
             pub enum AnyAdapter<'py> {
                 /// The adapter of any other producer.
-                Foreign(Foreign<'py>),
+                Protocol(Protocol<'py>),
                 $(#[doc = concat!("The adapter for `", $name, "`.")]
                 #[cfg(feature = $feature)]
                 $variant($package::$adapter<'py>),)*
@@ -86,7 +86,7 @@ macro_rules! frameworks {
 
                 fn deref(&self) -> &Self::Target {
                     match self {
-                        Self::Foreign(adapter) => adapter,
+                        Self::Protocol(adapter) => adapter,
                         $(#[cfg(feature = $feature)] Self::$variant(adapter) => adapter,)*
                     }
                 }

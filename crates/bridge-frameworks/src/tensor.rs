@@ -1,6 +1,6 @@
 //! Tensors as arguments and results of functions that Python calls.
 
-use crate::strangers::no_tensor;
+use crate::unsupported::no_tensor;
 use crate::{AnyAdapter, adapter_of};
 use bridge_core::{DType, Error, ErrorKind, Options, Ordering, Output, Result, output, transfer};
 use bridge_pyo3::{Borrowed, PyTensor, exception};
@@ -72,9 +72,9 @@ impl<'py> Tensor<'py> {
         dtype: DType,
         shape: &[i64],
     ) -> Result<Output<'a, PyTensor<'py>>> {
-        if let AnyAdapter::Foreign(foreign) = &self.adapter {
+        if let AnyAdapter::Protocol(protocol) = &self.adapter {
             // Before the caller computes anything.
-            foreign.importer()?;
+            protocol.importer()?;
         }
         let device = self.borrow()?.device();
         output(&self.adapter, ordering, device, dtype, shape)

@@ -7,7 +7,7 @@
 //! The driver takes handles of streams unchecked. Functions here that take a stream are for this crate alone, and each
 //! stream is alive: it is one of those two, which live as long as the process; or that of a tensor whose export the caller
 //! holds ([`DeviceBuffer`]); or one that the caller of an unsafe public function ([`Opened::keep_for`](crate::Opened),
-//! [`free`](crate::free)) vouches for.
+//! [`free`](crate::free)) guarantees.
 
 mod closer;
 mod fence;

@@ -124,7 +124,7 @@ enum Part {
     /// Memory of this process that a store can take over, and that is to be shared in place.
     Given(Arc<Arena>),
     /// One of another process, by its lease and its number in that process.
-    Foreign(Arc<Import>, usize),
+    Imported(Arc<Import>, usize),
     /// Memory of a device.
     Shared(Shared),
 }
@@ -276,7 +276,7 @@ impl Parcel {
         }
         let in_place = plan(&exported, ipc.profile(), options).is_ok_and(|plan| plan == Plan::ZeroCopy);
         let there = match in_place {
-            true => match self.foreign(&exported) {
+            true => match self.imported(&exported) {
                 Some(found) => Some(found),
                 None if self.outlives => self.given(&exported)?,
                 None => self.lendable(&exported, &exported.layout().hull(exported.data(), None)?)?,
@@ -331,7 +331,7 @@ impl Parcel {
 
     /// Returns the segment of another process that the tensor lies in, and where it begins, if it can be taken in
     /// place.
-    fn foreign(&mut self, exported: &Export) -> Option<(usize, usize)> {
+    fn imported(&mut self, exported: &Export) -> Option<(usize, usize)> {
         let (import, number) =
             importer::containing(exported).filter(|(import, _)| import.is_persistent() || !self.outlives)?;
         let open = import.segment(number);
@@ -339,9 +339,10 @@ impl Parcel {
             return None;
         }
         let start = open.bytes().start;
-        let same = |part: &Part| matches!(part, Part::Foreign(known, n) if Arc::ptr_eq(known, &import) && *n == number);
+        let same =
+            |part: &Part| matches!(part, Part::Imported(known, n) if Arc::ptr_eq(known, &import) && *n == number);
         let at = self.segments.iter().position(same).unwrap_or_else(|| {
-            self.segments.push(Part::Foreign(import, number));
+            self.segments.push(Part::Imported(import, number));
             self.segments.len() - 1
         });
         Some((at, start))
@@ -484,7 +485,7 @@ pub(crate) fn shared_arena(arena: &Arena) -> Result<Shared> {
 /// Returns a segment as other processes will see it, with its descriptors.
 fn finished(part: Part, writing: Option<Writing>) -> Result<(Segment, Vec<Arc<OwnedFd>>)> {
     match part {
-        Part::Foreign(import, number) => {
+        Part::Imported(import, number) => {
             let open = import.segment(number);
             let segment = open.segment.clone();
             let as_asked = writing.unwrap_or(segment.writing());

@@ -222,7 +222,7 @@ impl HostArray {
     /// of `bool` are 0 or 1.
     pub unsafe fn view<T: Element>(&self) -> Result<ArrayViewD<'_, T>> {
         let raw = self.raw_view()?;
-        // SAFETY: the owner keeps the elements, aligned, as long as `self`. The caller vouches for the rest.
+        // SAFETY: the owner keeps the elements, aligned, as long as `self`. The caller guarantees the rest.
         Ok(unsafe { raw.deref_into_view() })
     }
 
@@ -267,7 +267,7 @@ impl HostArray {
         }
         let Parts { shape, lowest, reversed } = self.parts::<T>()?;
         // SAFETY: see `parts`. The owner keeps the elements as long as `self`, and lets others write; no two of them
-        // share an address. The caller vouches for the rest.
+        // share an address. The caller guarantees the rest.
         let mut view = unsafe { RawArrayViewMut::from_shape_ptr(shape, lowest).deref_into_view_mut() };
         reversed.into_iter().for_each(|axis| view.invert_axis(axis));
         Ok(view)

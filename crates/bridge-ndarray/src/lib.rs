@@ -126,7 +126,7 @@ unsafe impl Adapter for NdArray {
             access => access,
         };
         let allocation = Allocation::host(layout.hull(array.data(), None)?, access);
-        // SAFETY: the owner keeps the elements in place, and may be dropped on any thread. It was vouched for where the
+        // SAFETY: the owner keeps the elements in place, and may be dropped on any thread. It was guaranteed where the
         // array was made. A read-only array is exported as such.
         let memory = unsafe { Memory::new(allocation, array.owner()) };
         if is_planted("ndarray_owner_leaked") {

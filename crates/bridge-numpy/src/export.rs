@@ -29,7 +29,7 @@ pub(crate) fn export(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Export> 
     let base = is_planted("numpy_base_kept").then(|| array.getattr(intern!(array.py(), "base")).ok()).flatten();
     let owner = PyOwner::new(nothing.as_ref().or(base.as_ref()).unwrap_or(array));
     let pending = pending.filter(|_| !is_planted("numpy_packing_dropped"));
-    // SAFETY: the array keeps its memory alive, and NumPy vouches for its strides.
+    // SAFETY: the array keeps its memory alive, and NumPy guarantees its strides.
     let memory = unsafe { Memory::new(Allocation::host(bytes, access), owner) };
     Ok(Export::at(data, dtype, layout, memory)?.with_pending(pending))
 }

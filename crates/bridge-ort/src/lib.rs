@@ -141,7 +141,7 @@ impl Ort {
     }
 }
 
-/// The views of foreign memory that ONNX Runtime has, whatever stream they were made in.
+/// The views of imported memory that ONNX Runtime has, whatever stream they were made in.
 static VIEWS: LazyLock<Views> = LazyLock::new(Views::default);
 
 struct Compute {

@@ -81,7 +81,7 @@ impl ArrayDTypes {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Dtype`] for a dtype without a counterpart in DLPack, and for foreign byte order.
+    /// [`ErrorKind::Dtype`] for a dtype without a counterpart in DLPack, and for non-native byte order.
     pub fn read(&self, object: &Bound<'_, PyAny>) -> Result<DType> {
         if let Some((dtype, _)) = self.known.iter().find(|(_, known)| known.as_ptr() == object.as_ptr()) {
             return Ok(*dtype);

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyModule;
 use std::error::Error as _;
 
-/// Characters of a foreign text that a message quotes. Messages quote messages where conversions nest, so each must be
+/// Characters of an external text that a message quotes. Messages quote messages where conversions nest, so each must be
 /// bounded.
 const QUOTED: usize = 200;
 

@@ -50,7 +50,7 @@ impl Drop for Reference {
     }
 }
 
-/// A lease as a Python object, for frameworks that keep the owner of foreign memory as one.
+/// A lease as a Python object, for frameworks that keep the owner of imported memory as one.
 #[pyclass(frozen, module = "truebridge", name = "Lease")]
 #[derive(Debug)]
 pub struct LeaseOwner(Lease);

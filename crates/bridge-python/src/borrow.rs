@@ -107,7 +107,7 @@ unsafe extern "C" fn end(borrowed: *mut CBorrowed) {
     if !kept.is_null() {
         // SAFETY: the pointer came from a box of this type.
         let kept = unsafe { Box::from_raw(kept) };
-        // Foreign code: a panic must not meet C.
+        // Protocol code: a panic must not meet C.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(kept)));
     }
 }

@@ -168,7 +168,7 @@ fn counters<'py>(
     let (mut lists, mut met): (Counters, HashSet<usize>) = Default::default();
     for (index, ((_, to), (_, out))) in sides.iter().zip(leaves).enumerate() {
         let failed = |error| Failed::new(index, error);
-        if let AnyAdapter::Foreign(_) = to {
+        if let AnyAdapter::Protocol(_) = to {
             to.overwritten(out).map_err(failed)?;
         }
         let (Some(framework), Some(counter)) = (seen(out), to.counted_by(out).map_err(failed)?) else { continue };
@@ -228,7 +228,7 @@ type Leaf<'a, 'py> = (&'a PyTensor<'py>, &'a PyTensor<'py>);
 fn not_scalars(sides: &[(AnyAdapter<'_>, AnyAdapter<'_>)], leaves: &[Leaf<'_, '_>]) -> Result<(), Failed> {
     for (index, ((from, _), (src, _))) in sides.iter().zip(leaves).enumerate() {
         let is_scalar = || src.is_instance(&src.py().import("numpy")?.getattr("generic")?);
-        if matches!(from, AnyAdapter::Foreign(_)) && is_scalar().unwrap_or(false) {
+        if matches!(from, AnyAdapter::Protocol(_)) && is_scalar().unwrap_or(false) {
             let text = "a scalar of NumPy has no memory that stays: pass numpy.asarray() of it";
             return Err(Failed::new(index, Error::new(ErrorKind::Argument, text)));
         }

@@ -179,7 +179,7 @@ impl<'py> Pairs<'py> {
                 lost(advice.map_or(error, |advice| not_a_target(out, advice)))
             });
         };
-        if let AnyAdapter::Foreign(_) = to {
+        if let AnyAdapter::Protocol(_) = to {
             not_a_capsule(out).map_err(|error| lost(error.at("the target")))?;
         }
         let from = beside(src).map_err(lost)?;

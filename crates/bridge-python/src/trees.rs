@@ -101,18 +101,18 @@ impl<'py> Lost<'py> {
 /// [`NotATensor`](bridge_core::ErrorKind::NotATensor): for a container, about the first object in it that is neither a
 /// number nor a text, if there is one; those of the adapter.
 pub(crate) fn source_of<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
-    source(object).map_err(|error| stranger(object, &mut HashSet::new()).map_or(error, Lost::into_error))
+    source(object).map_err(|error| unsupported(object, &mut HashSet::new()).map_or(error, Lost::into_error))
 }
 
 #[cold]
-fn stranger<'py>(object: &PyTensor<'py>, met: &mut HashSet<usize>) -> Option<Lost<'py>> {
+fn unsupported<'py>(object: &PyTensor<'py>, met: &mut HashSet<usize>) -> Option<Lost<'py>> {
     let contents = Kind::of(object).ok()??.contents(object).ok()?;
     if !met.insert(object.as_ptr().addr()) {
         return None;
     }
     contents.into_iter().filter(|(_, value)| !is_plain(value)).find_map(|(step, value)| {
         let lost = match Kind::of(&value).ok()? {
-            Some(_) => stranger(&value, met),
+            Some(_) => unsupported(&value, met),
             None => source(&value).err().map(Lost::from),
         };
         lost.map(|lost| lost.in_container(step))

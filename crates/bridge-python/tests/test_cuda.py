@@ -1,4 +1,4 @@
-"""torch ↔ CuPy on a CUDA device, where the suite does not look: foreign producers, exits, memory, record_stream."""
+"""torch ↔ CuPy on a CUDA device, where the suite does not look: other producers, exits, memory, record_stream."""
 
 from __future__ import annotations
 
@@ -131,11 +131,11 @@ def test_memory_that_torch_has_from_elsewhere_is_not_reused_early() -> None:
         del junk
 
 
-def test_zero_size_from_a_foreign_producer() -> None:
-    assert tb.to_torch(Foreign(cupy.empty((0, 3)))).shape == (0, 3)
+def test_zero_size_from_a_producer_known_by_a_protocol() -> None:
+    assert tb.to_torch(ProtocolObject(cupy.empty((0, 3)))).shape == (0, 3)
 
 
-class Foreign:
+class ProtocolObject:
     """A producer that this package knows nothing of, with memory of CuPy."""
 
     def __init__(self, array: Any) -> None:
@@ -150,8 +150,8 @@ class Foreign:
         return self.array.__dlpack__(**arguments)
 
 
-def test_a_foreign_producer_orders_the_legacy_stream() -> None:
-    producer = Foreign(cupy.arange(5))
+def test_a_producer_known_by_a_protocol_orders_the_legacy_stream() -> None:
+    producer = ProtocolObject(cupy.arange(5))
     tensor = tb.to_torch(producer)
     assert (tensor.data_ptr(), tensor.tolist(), producer.streams) == (producer.array.data.ptr, [0, 1, 2, 3, 4], [1])
     del tensor

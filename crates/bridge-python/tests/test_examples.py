@@ -112,7 +112,7 @@ def test_a_kernel_runs_after_the_work_in_the_frameworks_stream(name: str) -> Non
 READ_ONLY = 1
 
 
-class Foreign:
+class ProtocolObject:
     """A vector of capsules.Producer in a framework that is not in the table, whose results are arrays of NumPy."""
 
     def __init__(self, *, legacy: bool = False, flags: int = 0) -> None:
@@ -149,7 +149,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_producer_is_read_in_place_and_released_once(kind: str) -> None:
-    x = Foreign(**KINDS[kind])
+    x = ProtocolObject(**KINDS[kind])
     result = scaled.scale(x, 2.0)
     assert type(result) is np.ndarray
     assert result.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
@@ -157,7 +157,7 @@ def test_a_producer_is_read_in_place_and_released_once(kind: str) -> None:
 
 
 def test_the_producer_is_released_where_the_call_fails() -> None:
-    class Matrix(Foreign):
+    class Matrix(ProtocolObject):
         def __dlpack__(self, **arguments: Any) -> Any:
             capsule = super().__dlpack__(**arguments)
             self.producers[-1].tensor.ndim = 2
@@ -170,7 +170,7 @@ def test_the_producer_is_released_where_the_call_fails() -> None:
 
 
 def test_a_producer_without_a_framework_is_refused_before_anything_runs() -> None:
-    class WithoutFromDlpack(Foreign):
+    class WithoutFromDlpack(ProtocolObject):
         def __array_namespace__(self, *, api_version: str | None = None) -> Any:
             return SimpleNamespace()
 
@@ -192,7 +192,7 @@ def test_a_capsule_is_refused_unread() -> None:
 
 
 def test_what_the_producer_raises_is_the_cause() -> None:
-    class Refuses(Foreign):
+    class Refuses(ProtocolObject):
         def __dlpack__(self, **arguments: Any) -> Any:
             raise BufferError("the memory is not mine to export")
 
@@ -200,7 +200,7 @@ def test_what_the_producer_raises_is_the_cause() -> None:
         scaled.scale(Refuses(), 2.0)
     assert type(caught.value.__cause__) is BufferError
 
-    class Interrupted(Foreign):
+    class Interrupted(ProtocolObject):
         def __dlpack__(self, **arguments: Any) -> Any:
             raise KeyboardInterrupt
 
@@ -209,7 +209,7 @@ def test_what_the_producer_raises_is_the_cause() -> None:
 
 
 def test_a_framework_that_refuses_the_result_gets_nothing() -> None:
-    class Refuses(Foreign):
+    class Refuses(ProtocolObject):
         def _from_dlpack(self, x: Any) -> Any:
             raise TypeError("no such arrays here")
 
@@ -218,7 +218,7 @@ def test_a_framework_that_refuses_the_result_gets_nothing() -> None:
 
 
 def test_the_result_is_an_object_of_the_array_api() -> None:
-    x = Foreign()
+    x = ProtocolObject()
     scaled.scale(x, 2.0)
     (produced,) = x.produced
     assert produced.__dlpack_device__() == (CPU, 0)
@@ -241,7 +241,7 @@ def test_the_result_is_an_object_of_the_array_api() -> None:
 
 
 def test_results_are_returned() -> None:
-    class Large(Foreign):
+    class Large(ProtocolObject):
         array = np.ones(1 << 20, np.float32)
 
         def __dlpack__(self, **arguments: Any) -> Any:
@@ -311,10 +311,10 @@ def test_memory_of_a_producer_is_kept_until_the_kernel_has_run() -> None:
     torch.cuda.synchronize()
     torch.cuda._sleep(200_000_000)  # in the legacy default stream
     with torch.cuda.stream(side):
-        foreign = OnDevice(x)
+        external = OnDevice(x)
         del x
-        result = scaled.scale(foreign, 3.0)
-        del foreign
+        result = scaled.scale(external, 3.0)
+        del external
         other = torch.full((count,), 7.0, device="cuda")
         assert other.data_ptr() != address
         assert float(result.min()) == float(result.max()) == 3.0

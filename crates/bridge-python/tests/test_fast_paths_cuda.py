@@ -236,13 +236,13 @@ def test_memory_of_pytorchs_allocator_is_reused_in_the_order_of_any_stream() -> 
     def own() -> Any:
         return torch.zeros(1 << 12, device="cuda")
 
-    def foreign() -> Any:
+    def external() -> Any:
         return torch.from_dlpack(cupy.zeros(1 << 12))
 
     for _ in range(2):
         paths = [(default, default), (side, side), (default, side), (side, default)]
         assert [waiting(own, *streams) for streams in paths] == [0, 0, 0, 0]
-        assert [waiting(foreign, default, stream) for stream in (default, side)] == [1, 1]
+        assert [waiting(external, default, stream) for stream in (default, side)] == [1, 1]
 
 
 # Random programs of PyTorch and CuPy, whose handoffs take the fast paths and the slow ones in turn.

@@ -361,7 +361,7 @@ HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
     "dtype": (".safetensors", safe({"a": {**F32, "dtype": "X9"}}), "file", "malformed"),
     "half bytes": (".safetensors", safe({"a": {"dtype": "F4", "shape": [17], "data_offsets": [0, 8]}}), "file", "malf"),
     "records": (".npy", version_3(npy("<f4").replace(b"'<f4'", b"[('\xc3\xa9', '<f4')]")), "dtype", "counterpart"),
-    "tree of strangers": (
+    "tree of unsupported objects": (
         ".safetensors",
         safe({"__metadata__": {"truebridge.tree": '{"tree": 3, "names": ["a"]}'}, "a": F32}),
         "file",

@@ -490,7 +490,7 @@ def test_a_capsule_that_lies_about_a_cuda_device() -> None:
     assert producer.deleted == 1
 
 
-class Foreign:
+class ProtocolObject:
     """A producer that this package knows nothing of."""
 
     def __init__(self, array: np.ndarray, *, old: bool = False) -> None:
@@ -509,7 +509,7 @@ class Foreign:
 def test_any_producer_can_export(old: bool) -> None:
     pytest.importorskip("torch")
     array = np.arange(6.0).reshape(2, 3).T
-    tensor = tb.to_torch(Foreign(array, old=old))
+    tensor = tb.to_torch(ProtocolObject(array, old=old))
     assert tensor.data_ptr() == array.ctypes.data
     assert tensor.stride() == (1, 3)
 
@@ -518,8 +518,8 @@ def test_a_producer_makes_its_copies_itself() -> None:
     pytest.importorskip("torch")
     array = np.arange(6.0)[::-1]
     with pytest.raises(tb.BridgeBufferError, match="negative strides"):
-        tb.to_torch(Foreign(array), copy=False)
-    tensor = tb.to_torch(Foreign(array))
+        tb.to_torch(ProtocolObject(array), copy=False)
+    tensor = tb.to_torch(ProtocolObject(array))
     assert tensor.tolist() == [5, 4, 3, 2, 1, 0]
 
 

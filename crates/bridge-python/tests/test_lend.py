@@ -386,7 +386,7 @@ def test_a_producer_known_by_a_protocol(api: Api, legacy: bool) -> None:
     producer = Producer(legacy=legacy)
     if not legacy:
         producer.managed.flags = 1
-    x: Any = type("Foreign", (), {"__dlpack__": lambda self, **_: producer.capsule()})()
+    x: Any = type("ProtocolObject", (), {"__dlpack__": lambda self, **_: producer.capsule()})()
     out = Borrowed()
     assert api.borrow(x, ctypes.byref(out)) == 0
     assert (out.data, out.ndim, out.shape[0], out.read_only, out.stream) == (producer.address, 1, 8, not legacy, 0)

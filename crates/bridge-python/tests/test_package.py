@@ -222,7 +222,7 @@ COMMANDS = "a command of the check builds, lists or links this framework by name
 #: Why a file outside the rooms names a framework.
 REASONS: dict[str, str] = {
     "crates/bridge-core/src/plan.rs": "the advice for a dtype that one framework alone has",
-    "crates/bridge-frameworks/src/strangers.rs": "objects that are not tensors, by the package that they come from",
+    "crates/bridge-frameworks/src/unsupported.rs": "objects that are not tensors, by the package that they come from",
     "conformance/python/truebridge_conformance/_conformance.pyi": TENSORFLOW1,
     "conformance/python/truebridge_conformance/others.py": NUMPY_IS_A_TOOL,
     "conformance/src/fault/real.rs": "each fault is in the adapter of one framework",
@@ -238,7 +238,7 @@ REASONS: dict[str, str] = {
     "conformance/src/runner/planted.rs": "flaws are planted between two copies of one framework",
     "crates/bridge-core/src/layout.rs": EXAMPLE,
     "crates/bridge-frameworks/src/driver.rs": EXAMPLE,
-    "crates/bridge-frameworks/src/foreign.rs": "knows what other producers' protocols say, and NumPy's is one of them",
+    "crates/bridge-frameworks/src/protocol.rs": "knows what other producers' protocols say, and NumPy's is one of them",
     "crates/bridge-frameworks/src/interfaces.rs": "reads the array interface, whose fields are NumPy's",
     "crates/bridge/src/lib.rs": "features that the examples of a page of the documentation need",
     "crates/bridge-frameworks/src/objects.rs": TENSORFLOW1,

@@ -127,9 +127,9 @@ impl<'py> Sample<'py> {
         let negated = conjugated.getattr("imag")?;
         let leaf = torch.call_method("zeros", (3,), Some(&options("float32")?))?.call_method0("requires_grad_")?;
         let bytes = py.import("builtins")?.call_method1("bytearray", (64,))?;
-        let foreign = [("dtype", torch.getattr("uint8")?)].into_py_dict(py)?;
-        let foreign = torch.call_method("frombuffer", (bytes,), Some(&foreign))?;
-        Ok([Self::of(plain)?, Self::of(conjugated)?, Self::of(negated)?, Self::of(leaf)?, Self::of(foreign)?])
+        let imported = [("dtype", torch.getattr("uint8")?)].into_py_dict(py)?;
+        let imported = torch.call_method("frombuffer", (bytes,), Some(&imported))?;
+        Ok([Self::of(plain)?, Self::of(conjugated)?, Self::of(negated)?, Self::of(leaf)?, Self::of(imported)?])
     }
 
     /// Returns the offsets that hold for this tensor. `None` for the deleter where its memory is not PyTorch's own.
@@ -157,7 +157,7 @@ impl Native {
         let Some((borrow, functions)) = borrow.zip(Functions::find()) else { return Ok(None) };
         let look = || -> PyResult<Option<Self>> {
             let samples = Sample::some(torch)?;
-            let [plain, .., leaf, foreign] = &samples;
+            let [plain, .., leaf, imported] = &samples;
             let Some(offsets) = plain.offsets()? else { return Ok(None) };
             let mut native =
                 Self { borrow, functions, offsets, describe: None, marks: None, counters: None, keeps_memory: false };
@@ -166,7 +166,7 @@ impl Native {
             native.describe =
                 access.and_then(|access| Describe::find(unsafe { word(plain.implementation, 0) }, access));
             let agrees = samples.iter().all(|sample| native.agrees(sample)) && leaf.offsets()? == Some(offsets);
-            let [own, same, other] = [plain, leaf, foreign].map(|sample| native.deleter(&sample.tensor));
+            let [own, same, other] = [plain, leaf, imported].map(|sample| native.deleter(&sample.tensor));
             Ok((agrees && own == same && own != other).then_some(native))
         };
         let Some(mut native) = probe(torch.py(), look())?.flatten() else { return Ok(None) };

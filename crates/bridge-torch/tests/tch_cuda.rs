@@ -165,9 +165,9 @@ fn the_owner_of_the_memory_is_known() {
     let own = Tensor::zeros([4], (Kind::Float, PLACE));
     assert_eq!(sides.tch.export(&own).unwrap().buffer().reuse(), Reuse::InStreamOrder);
     let slice = sides.cudarc.stream().clone_htod(&[1.0f32; 4]).unwrap();
-    let foreign = sides.back(&DeviceArray::from_slice(slice, &[4], None, 0).unwrap());
-    assert_eq!(sides.tch.export(&foreign).unwrap().buffer().reuse(), Reuse::Unknown);
-    assert_eq!(sides.tch.export(&foreign).unwrap().buffer().stream(), Some(handle(&sides.stream)));
+    let imported = sides.back(&DeviceArray::from_slice(slice, &[4], None, 0).unwrap());
+    assert_eq!(sides.tch.export(&imported).unwrap().buffer().reuse(), Reuse::Unknown);
+    assert_eq!(sides.tch.export(&imported).unwrap().buffer().stream(), Some(handle(&sides.stream)));
 }
 
 #[test]

@@ -70,13 +70,13 @@ misuse! {
         right: "unsafe { Options::default().with_read_only(true) }",
         E0133: "Options::default().with_read_only(true)",
         "}";
-    MemoryThatNeverChangesIsVouchedFor:
+    MemoryThatNeverChangesIsGuaranteed:
         "use truebridge::{Access, Export};
         fn constant(exported: Export) -> Export {",
         right: "unsafe { exported.restricted(Access::Immutable) }",
         E0133: "exported.restricted(Access::Immutable)",
         "}";
-    AConsumerVouchesForItsStreams:
+    AConsumerGuaranteesItsStreams:
         "use truebridge::{Consumer, Device, Result, Stream, Views};
         struct Mine(Views);",
         right: "unsafe impl Consumer for Mine {",
@@ -171,13 +171,13 @@ misuse! {
         right: "let _ = unsafe { Tensor::new(managed, |_, _| Ok(Origin::host())) };",
         E0133: "let _ = Tensor::new(managed, |_, _| Ok(Origin::host()));",
         "}";
-    SharedMemoryIsVouchedFor:
+    SharedMemoryIsGuaranteed:
         "use truebridge::dlpack::DLPack;
         fn adapter() -> DLPack {",
         right: "unsafe { DLPack::host() }",
         E0133: "DLPack::host()",
         "}";
-    AStreamIsVouchedFor:
+    AStreamIsGuaranteed:
         "use truebridge::{Device, Stream, dlpack::DLPack};
         fn adapter(stream: Stream) {",
         right: "let _ = unsafe { DLPack::in_stream(Device::cuda(0), stream) };",
@@ -231,7 +231,7 @@ misuse! {
 
 #[cfg(feature = "ndarray")]
 misuse! {
-    SharedElementsAreVouchedFor:
+    SharedElementsAreGuaranteed:
         "use std::thread;
         use truebridge::adapters::ndarray::{HostArray, NdArray};
         use truebridge::prelude::*;
@@ -246,7 +246,7 @@ misuse! {
 
 #[cfg(feature = "ipc")]
 misuse! {
-    MemoryOfOtherProcessesIsVouchedFor:
+    MemoryOfOtherProcessesIsGuaranteed:
         "use std::thread;
         use truebridge::ipc::{Ipc, IpcTensor};
         use truebridge::prelude::*;
@@ -288,7 +288,7 @@ misuse! {
             match adapter {
                 AnyAdapter::Torch(_) => true,",
         right: "_ => false,",
-        E0004: "AnyAdapter::CuPy(_) | AnyAdapter::NumPy(_) | AnyAdapter::Foreign(_) => false,",
+        E0004: "AnyAdapter::CuPy(_) | AnyAdapter::NumPy(_) | AnyAdapter::Protocol(_) => false,",
         "} }";
     AnAdapterStaysWithTheGil:
         "use truebridge::python::AnyAdapter;

@@ -3,7 +3,7 @@
 //! [`borrow`] returns where a tensor of any framework is, how it lies, and in which stream to launch a kernel.
 //! [`Framework`] opens an adapter by name, for [`transfer`](crate::transfer()). TensorFlow is among the frameworks with the
 //! feature `tensorflow`. Other producers are known by a protocol, and so is JAX here, whose adapter only the Python
-//! package has: see [`Foreign`]. Their memory on CUDA devices needs the feature `cuda`.
+//! package has: see [`Protocol`]. Their memory on CUDA devices needs the feature `cuda`.
 //!
 //! The types are those of pyo3 0.30, so the extension module depends on that version.
 //!
@@ -33,7 +33,7 @@
 //! ```
 
 #[doc(inline)]
-pub use bridge_frameworks::{AnyAdapter, Foreign, Framework, Tensor, adapter_of, borrow};
+pub use bridge_frameworks::{AnyAdapter, Framework, Protocol, Tensor, adapter_of, borrow};
 #[doc(no_inline)]
 pub use bridge_pyo3::pyo3;
 #[doc(inline)]

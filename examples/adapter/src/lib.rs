@@ -7,7 +7,7 @@ use bridge_core::{
 use std::fmt;
 use std::sync::Arc;
 
-/// A row-major matrix of float32: its own elements, or a view of foreign memory.
+/// A row-major matrix of float32: its own elements, or a view of imported memory.
 #[derive(Clone)]
 pub struct Matrix {
     address: usize,

@@ -83,7 +83,7 @@ def exchanging(library: str) -> Callable[..., bool]:
     return when
 
 
-def foreign(framework: str) -> Callable[..., bool]:
+def of_another_framework(framework: str) -> Callable[..., bool]:
     """Return which calls of a general function exchange memory: those with a device's memory of another framework."""
 
     def when(x: Any, *args: Any, **keywords: Any) -> bool:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from truebridge_conformance.judge.replace import Replaced, exchanging, foreign, importing, lending, lending_all
+from truebridge_conformance.judge.replace import (
+    Replaced,
+    exchanging,
+    importing,
+    lending,
+    lending_all,
+    of_another_framework,
+)
 
 #: Of each framework, the functions that take tensors of others.
 FUNCTIONS: dict[str, tuple[Replaced, ...]] = {
@@ -17,12 +24,12 @@ FUNCTIONS: dict[str, tuple[Replaced, ...]] = {
     "cupy": (
         Replaced("cupy.from_dlpack", importing("cupy")),
         Replaced("cupy.fromDlpack", importing("cupy")),
-        Replaced("cupy.asarray", importing("cupy"), when=foreign("cupy")),
+        Replaced("cupy.asarray", importing("cupy"), when=of_another_framework("cupy")),
     ),
     "jax": (
         Replaced("jax.dlpack.from_dlpack", importing("jax")),
         Replaced("jax.numpy.from_dlpack", importing("jax")),
-        Replaced("jax.numpy.array", importing("jax", by_default=True), when=foreign("jax")),
+        Replaced("jax.numpy.array", importing("jax", by_default=True), when=of_another_framework("jax")),
     ),
     "tensorflow": (
         Replaced("tensorflow.experimental.dlpack.from_dlpack", importing("tensorflow")),

@@ -353,7 +353,7 @@ def test_an_interface_that_lies_is_refused_and_let_go(tf: Any) -> None:
     wait_until(lambda: alive() is None)
 
 
-class Foreign:
+class ProtocolObject:
     """A producer of an unknown kind."""
 
     def __init__(self, producer: Producer) -> None:
@@ -368,7 +368,7 @@ class Foreign:
 
 def test_any_producer_can_export(through: Any) -> None:
     producer = Producer(legacy=True)
-    fed = tb.feed(Foreign(producer))
+    fed = tb.feed(ProtocolObject(producer))
     assert info(fed).data == producer.address
     assert through(fed).tolist() == list(range(8))
     del fed
@@ -376,7 +376,7 @@ def test_any_producer_can_export(through: Any) -> None:
 
 
 def test_what_a_producer_raises_is_told(tf: Any) -> None:
-    class Broken(Foreign):
+    class Broken(ProtocolObject):
         def __dlpack_device__(self) -> Tuple[int, int]:
             raise LookupError("lost")
 
@@ -416,7 +416,7 @@ def test_hostile_capsules_are_given_back(case: str) -> None:
 
 def test_producers_export() -> None:
     producer = Producer(legacy=True)
-    tensor = _sources.exported(Foreign(producer))
+    tensor = _sources.exported(ProtocolObject(producer))
     assert producer.deleted == 0
     del tensor
     assert producer.deleted == 1

@@ -112,7 +112,7 @@ fn what_is_held_is_leaked_where_its_owner_is_in_a_capture_of_its_own() {
     assert_eq!(taken(&log), [], "nothing is returned");
 }
 
-/// A target may be a view of foreign memory: its owner waits for every write to it, in the stream of the write.
+/// A target may be a view of imported memory: its owner waits for every write to it, in the stream of the write.
 #[test]
 fn the_owner_of_a_view_waits_for_what_is_copied_into_it() {
     let log = Log::default();

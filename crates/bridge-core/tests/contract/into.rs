@@ -222,7 +222,7 @@ fn an_error_of_the_copy_returns_the_source() {
     assert_eq!(events[2..], [Ordered(READER, OWNER), Dropped]);
 }
 
-/// The target may be a view of foreign memory: its owner waits for the write.
+/// The target may be a view of imported memory: its owner waits for the write.
 #[test]
 fn the_owner_of_a_view_waits_for_a_write_to_it() {
     let recorder = Arc::new(Recorder { copies: Some(Copied::Well), ..Recorder::default() });

@@ -94,9 +94,9 @@ fn tensors_that_own_their_memory_are_filled_by_copies() {
         plan(&exported, office.profile(), &Options::default().with_copy(copy)).map_err(|error| error.kind())
     };
     let table: [(Change, Reason); 4] = [
-        (|_| (), Reason::ForeignMemory),
-        (|paper| paper.access = Access::ReadOnly, Reason::ForeignMemory),
-        (|paper| (paper.shape, paper.strides) = (vec![0, 3], vec![3, 1]), Reason::ForeignMemory),
+        (|_| (), Reason::MemoryNotOwned),
+        (|paper| paper.access = Access::ReadOnly, Reason::MemoryNotOwned),
+        (|paper| (paper.shape, paper.strides) = (vec![0, 3], vec![3, 1]), Reason::MemoryNotOwned),
         (|paper| paper.pending = Some(Pending::Negation), Reason::PendingNegation),
     ];
     for (change, reason) in table {

@@ -101,11 +101,11 @@ unsafe impl Ordering for Untelling {
     }
 }
 
-/// Hands on what an office is offered to another one, perhaps vouching for it. Returns how that one refuses it.
+/// Hands on what an office is offered to another one, perhaps guaranteeing it. Returns how that one refuses it.
 struct Messenger<'a> {
     from: &'a Office,
     to: &'a Office,
-    vouches: bool,
+    trusted: bool,
 }
 
 // SAFETY: it has no more than the memory of the tests.
@@ -126,7 +126,7 @@ unsafe impl Adapter for Messenger<'_> {
 
     fn import(&self, offer: Offer<'_>) -> Result<Option<ErrorKind>> {
         // SAFETY: the other consumer is of the same kind, and is asked nothing here.
-        let offer = if self.vouches { unsafe { offer.vouched_for() } } else { offer };
+        let offer = if self.trusted { unsafe { offer.trusted() } } else { offer };
         Ok(self.to.import(offer).err().map(|error| error.kind()))
     }
 }
@@ -134,19 +134,19 @@ unsafe impl Adapter for Messenger<'_> {
 #[test]
 fn an_offer_is_for_the_consumer_that_waits_and_read_only_memory_for_one_that_keeps_it_so() {
     let setup = Setup::new();
-    let refused = |from: &Office, to: &Office, access, vouches| {
+    let refused = |from: &Office, to: &Office, access, trusted| {
         let paper = Item::Own(Paper { access, ..setup.paper() });
-        let messenger = Messenger { from, to, vouches };
+        let messenger = Messenger { from, to, trusted };
         transfer(&setup.from, &messenger, &paper, &setup.ordering, &Options::default()).expect("it converts").0
     };
     let (own, writable) = (&setup.to, Access::ReadWrite);
     assert_eq!(refused(own, own, writable, false), None);
     setup.events();
     // Another consumer: its stream does not wait, and the owner would not wait for it.
-    let stranger = Office::new(Strides::Compact);
-    assert_eq!(refused(own, &stranger, writable, false), Some(ErrorKind::Argument));
+    let unrelated = Office::new(Strides::Compact);
+    assert_eq!(refused(own, &unrelated, writable, false), Some(ErrorKind::Argument));
     assert_eq!(setup.events(), [Ordered(OWNER, READER), Ordered(READER, OWNER), Dropped], "it returns the memory");
-    assert_eq!(refused(own, &stranger, writable, true), None);
+    assert_eq!(refused(own, &unrelated, writable, true), None);
 
     let mut keeps = Office::new(Strides::Compact);
     keeps.profile.keeps_read_only = true;

@@ -6,7 +6,7 @@ use crate::driver::{HANDLE, Handle, Mapped};
 use bridge_core::Stream;
 use std::os::fd::OwnedFd;
 
-/// The address of a mapping of foreign memory.
+/// The address of a mapping of imported memory.
 const ELSEWHERE: usize = 1 << 40;
 
 /// A pool that was not made to be shared.
@@ -28,7 +28,7 @@ impl Fake {
         self.state().mapped.push(mapped);
     }
 
-    /// Returns the number of live mappings of foreign memory.
+    /// Returns the number of live mappings of imported memory.
     pub fn opened(&self) -> usize {
         self.state().opened.len()
     }

@@ -111,7 +111,7 @@ impl Drop for Pending {
     }
 }
 
-/// Reports an exception that a foreign deleter has left set to `sys.unraisablehook`, so that no caller of ours takes it
+/// Reports an exception that the deleter of a producer has left set to `sys.unraisablehook`, so that no caller of ours takes it
 /// for its own.
 ///
 /// # Safety

@@ -110,7 +110,7 @@ fn drop_all() -> Option<()> {
     let next = || deferred().pop_front();
     with_gil(|| {
         while let Some(owner) = next() {
-            // A panic of a foreign owner must neither end the thread nor meet C.
+            // A panic of an external owner must neither end the thread nor meet C.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(owner)));
             // SAFETY: the GIL is held.
             unsafe { report_unraisable() };

@@ -224,8 +224,10 @@ def tensors_at(leaves: list[Any], own: Any, others: Any, name: str, call: str) -
     names, are an error: their gradients would be lost.
     """
     for leaf in leaves:
-        foreign = isinstance(leaf, others) or hasattr(leaf, "__dlpack__") or hasattr(leaf, "__cuda_array_interface__")
-        if foreign and not isinstance(leaf, own):
+        convertible = (
+            isinstance(leaf, others) or hasattr(leaf, "__dlpack__") or hasattr(leaf, "__cuda_array_interface__")
+        )
+        if convertible and not isinstance(leaf, own):
             raise of_kind("not_a_tensor", f"{_shown(leaf)} is not a tensor of {name}: call {call}(x) first")
     return [i for i, leaf in enumerate(leaves) if isinstance(leaf, own)]
 

@@ -71,7 +71,7 @@ impl Memory<'_> {
         let (kind, index) = runtime.place(self.device)?;
         let number = runtime.number(self.dtype)?;
         let mut tensor = ptr::null_mut();
-        // SAFETY: shape and strides have as many lengths as stated; the result is writable. The caller vouches for the
+        // SAFETY: shape and strides have as many lengths as stated; the result is writable. The caller guarantees the
         // memory. The deleter lets no panic out.
         let code = unsafe {
             (libtorch.from_blob)(

@@ -26,7 +26,7 @@ pub(super) struct Offsets {
 }
 
 /// The library that has the deleters of `native` and `cudaMallocAsync`, the allocators whose `recordStream` delays the
-/// reuse of a block. Those of pluggable allocators, of other processes and of foreign memory are in other libraries.
+/// reuse of a block. Those of pluggable allocators, of other processes and of imported memory are in other libraries.
 const CACHING: &str = "libc10_cuda.so";
 
 impl Allocator {
@@ -95,9 +95,9 @@ impl Offsets {
         let offsets = Self { storage, memory };
         let bytes = [0u8; 4];
         // SAFETY: the tensor is dropped before the bytes, and never written to.
-        let foreign =
+        let imported =
             unsafe { Tensor::f_from_blob(bytes.as_ptr(), &[4], &[1], Kind::Uint8, ::tch::Device::Cpu) }.ok()?;
-        let [own, same, other] = [&one, &other, &foreign].map(|tensor| offsets.deleter_of(tensor));
+        let [own, same, other] = [&one, &other, &imported].map(|tensor| offsets.deleter_of(tensor));
         (own == same && own != other && offsets.keep_memory(sample()?)?).then_some(offsets)
     }
 

@@ -5,7 +5,7 @@ use crate::deferred::released_later;
 use crate::loan::Loan;
 use crate::origin::{READER, origin};
 use crate::stated::corrected;
-use crate::strangers::{is_of, no_tensor};
+use crate::unsupported::{is_of, no_tensor};
 use crate::{Framework, driver, interfaces};
 use bridge_core::dlpack::Origin;
 use bridge_core::dlpack::ffi::DLDevice;
@@ -31,12 +31,12 @@ use std::sync::{Arc, LazyLock};
 /// (array API), as arrays of JAX do. A producer on a CUDA device orders its work before the legacy default stream,
 /// which is the stream of a borrow; the current stream of its exchange table is ordered here. Memory on a device needs
 /// the feature `cuda`.
-pub struct Foreign<'py> {
+pub struct Protocol<'py> {
     /// The object whose framework makes tensors.
     like: PyTensor<'py>,
 }
 
-bridge_core::debug_fields!(impl[] Foreign<'_>);
+bridge_core::debug_fields!(impl[] Protocol<'_>);
 
 /// What the protocols can say. What a framework cannot take, it refuses itself.
 static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
@@ -185,7 +185,7 @@ fn not_exported(py: Python<'_>, error: PyErr) -> Error {
     Error::new(ErrorKind::Dtype, text).caused_by(error)
 }
 
-/// A look at a foreign object on this thread. A producer may convert meanwhile, in the worst case itself. The depth is
+/// A look at a object known by a protocol on this thread. A producer may convert meanwhile, in the worst case itself. The depth is
 /// bounded, because each level takes some kilobytes of the C stack, which Python's recursion limit does not count.
 struct Nested;
 
@@ -216,7 +216,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-impl<'py> Foreign<'py> {
+impl<'py> Protocol<'py> {
     /// Returns the adapter. `like` names the framework that makes tensors.
     pub fn new(like: &PyTensor<'py>) -> Self {
         Self { like: like.clone() }
@@ -322,7 +322,7 @@ fn export(object: &PyTensor<'_>) -> Result<Export> {
 
 // SAFETY: the loan keeps the lease, and the library that takes it uses the memory in the stream that the consumer names,
 // or on the whole device, which releases wait for.
-unsafe impl<'py> Adapter for Foreign<'py> {
+unsafe impl<'py> Adapter for Protocol<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {
@@ -388,7 +388,7 @@ fn kept(producer: &PyTensor<'_>, origin: Origin) -> Origin {
     origin.keeping(keeps_less.then(|| Arc::new(PyOwner::new(producer)) as Keep))
 }
 
-impl<'py> PyAdapter<'py> for Foreign<'py> {
+impl<'py> PyAdapter<'py> for Protocol<'py> {
     fn owns(&self, _: &PyTensor<'py>) -> bool {
         false
     }
