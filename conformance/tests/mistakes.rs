@@ -85,7 +85,7 @@ unsafe impl Adapter for Toy {
 
     fn export(&self, tensor: &Tensor) -> Result<Export> {
         let layout = bridge_core::Layout::new(tensor.dtype, &tensor.shape, None, 0)?;
-        let allocation = Allocation::host(layout.hull(tensor.address, None)?, Access::ReadWrite);
+        let allocation = Allocation::host(layout.extent_at(tensor.address, None)?, Access::ReadWrite);
         let owner = (self.mistake != Mistake::NoOwner).then(|| tensor.clone());
         // SAFETY: the owner keeps the memory, which nothing else writes to now. Without one nothing touches the view.
         let memory = unsafe { Memory::new(allocation, owner) };

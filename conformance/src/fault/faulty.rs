@@ -240,7 +240,7 @@ fn spoil(fault: Fault, exported: Export, releaser: impl FnOnce() -> Box<dyn Fn()
     let mut buffer = Spoilt::of(&exported);
     match fault {
         Fault::StridesInBytes => strides.iter_mut().for_each(|stride| *stride *= itemsize),
-        Fault::OffsetDropped => offset = layout.reach().0,
+        Fault::OffsetDropped => offset = layout.byte_extent().0,
         Fault::ShapeReversed => {
             shape.reverse();
             strides.reverse();

@@ -81,11 +81,11 @@ impl Flaw {
         let mut owner: Box<dyn Any + Send> = Box::new(());
         match self {
             // Views that run backwards from their first element would leave the memory.
-            Self::OffsetDropped if layout.reach().0 == 0 => data -= offset,
+            Self::OffsetDropped if layout.byte_extent().0 == 0 => data -= offset,
             Self::EventSkippedBack => stream = None,
             _ => (),
         }
-        let bytes = layout.hull(data, None)?;
+        let bytes = layout.extent_at(data, None)?;
         if self != Self::SegmentClosed {
             owner = Box::new(exported);
         }

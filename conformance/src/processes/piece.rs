@@ -38,7 +38,7 @@ impl Piece {
     /// The view does not lie in the memory.
     pub(super) fn within(block: IpcTensor, at: usize, dtype: DType, layout: Layout) -> Result<Self> {
         let start = block.data();
-        layout.hull(start + at, Some(&(start..start + block.layout().nbytes())))?;
+        layout.extent_at(start + at, Some(&(start..start + block.layout().nbytes())))?;
         let access = block.access();
         Ok(Self { data: start + at, dtype, layout, access, owner: Owner::Shared(Arc::new(block)) })
     }
@@ -89,7 +89,7 @@ unsafe impl Adapter for Pieces {
 
     fn export(&self, piece: &Piece) -> Result<Export> {
         let Piece { data, dtype, ref layout, access, ref owner } = *piece;
-        let allocation = Allocation::host(layout.hull(data, None)?, access);
+        let allocation = Allocation::host(layout.extent_at(data, None)?, access);
         // SAFETY: `of` and `within` have taken the addresses from the owner, and checked that they lie in its memory,
         // which stays where it is as long as the owner lives. Bytes are only read. Who writes to shared memory, on the
         // other side or here, waits for an answer in between.

@@ -7,8 +7,8 @@ use bridge_core::{ErrorKind, Layout, Options, Plan, Result, plan};
 use std::ops::Range;
 
 /// Returns the addresses between the lowest and the highest byte of a tensor.
-fn hull(tensor: &Observed) -> Result<Range<usize>> {
-    let (below, above) = Layout::new(tensor.dtype, &tensor.shape, Some(&tensor.strides), 0)?.reach();
+fn extent(tensor: &Observed) -> Result<Range<usize>> {
+    let (below, above) = Layout::new(tensor.dtype, &tensor.shape, Some(&tensor.strides), 0)?.byte_extent();
     Ok(tensor.address.saturating_sub(below)..tensor.address.saturating_add(above))
 }
 
@@ -27,7 +27,7 @@ pub(super) fn identity<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         let aligned = pair.to.capabilities().unaligned || view.address.is_multiple_of(natural);
         ensure!(aligned, "in place at {:#x}, which is not a multiple of {natural}", view.address);
     } else {
-        let (old, new) = (hull(&source)?, hull(&view)?);
+        let (old, new) = (extent(&source)?, extent(&view)?);
         ensure!(
             old.end <= new.start || new.end <= old.start,
             "a copy, but bytes {new:x?} overlap the source's {old:x?}"

@@ -69,7 +69,7 @@ unsafe impl Adapter for Relay {
             return Err(Error::new(ErrorKind::NotATensor, "a relay exports its own memory only"));
         };
         let layout = Layout::new(DType::FLOAT32, &SHAPE, None, 0)?;
-        let bytes = layout.hull(data, None)?;
+        let bytes = layout.extent_at(data, None)?;
         let (stream, reuse) = (self.consumer.stream, Reuse::InStreamOrder);
         let allocation = Allocation::new(bytes, self.device, Access::ReadWrite, stream, reuse);
         // SAFETY: the caller of `relay` keeps the memory, and does not reuse it.

@@ -59,7 +59,7 @@ pub(super) struct View {
 impl View {
     /// Returns the addresses between the lowest and the highest byte.
     pub(super) fn bytes(&self) -> Result<Range<usize>> {
-        let (below, above) = Layout::new(self.dtype, &self.shape, Some(&self.strides), 0)?.reach();
+        let (below, above) = Layout::new(self.dtype, &self.shape, Some(&self.strides), 0)?.byte_extent();
         Ok(self.address - below..self.address + above)
     }
 

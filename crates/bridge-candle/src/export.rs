@@ -30,7 +30,7 @@ pub(crate) fn export(tensor: &Tensor) -> Result<Export> {
         let text = "the tensor starts outside its storage: check what was passed to Tensor::from_storage";
         Error::new(ErrorKind::Layout, text)
     })?;
-    let allocation = origin.allocation(layout.hull(data, Some(&origin.memory))?);
+    let allocation = origin.allocation(layout.extent_at(data, Some(&origin.memory))?);
     #[cfg(feature = "cuda")]
     if let Storage::Cuda(storage) = &*storage {
         // SAFETY: the tensor keeps the slice, whose memory stays in place, and the device its stream, which waits for

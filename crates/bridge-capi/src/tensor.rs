@@ -190,9 +190,9 @@ impl CTensor {
             return Err(refused("data is NULL, but the tensor has elements"));
         }
         // Before the driver is needed, which may be missing.
-        layout.hull(data, None)?;
+        layout.extent_at(data, None)?;
         let (device, allocation) = located(Device::from(memory.device), data)?;
-        let bytes = layout.hull(data, allocation.as_ref())?;
+        let bytes = layout.extent_at(data, allocation.as_ref())?;
         let access = if memory.read_only != 0 { Access::ReadOnly } else { Access::ReadWrite };
         let (stream, reuse) = match in_streams(device) {
             true => (Some(Stream::LEGACY), Reuse::Unknown),

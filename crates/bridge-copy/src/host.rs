@@ -67,8 +67,8 @@ pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], most: usize) -> Result<(), F
 /// Plans the copy of a piece; `None` where there is nothing to copy.
 fn part(Piece { from, to, flips, cast }: Piece<'_>) -> Result<Option<Part>> {
     let Some(walk) = Walk::new(from.layout, to.layout) else { return Ok(None) };
-    from.layout.hull(from.data, None)?;
-    to.layout.hull(to.data, None)?;
+    from.layout.extent_at(from.data, None)?;
+    to.layout.extent_at(to.data, None)?;
     if walk.dims.iter().any(|dim| dim.to == 0) {
         let text = format!("the target repeats elements ({}): pass one without strides of 0", to.layout);
         return Err(Error::new(ErrorKind::Layout, text));

@@ -137,7 +137,7 @@ fn check(from: &Strided<'_>, to: &Strided<'_>, cast: Option<Cast>, stream: Optio
     if source.numel() == 0 {
         return Ok(());
     }
-    let (read, written) = (source.hull(from.data, None)?, target.hull(to.data, None)?);
+    let (read, written) = (source.extent_at(from.data, None)?, target.extent_at(to.data, None)?);
     if !target.is_compact() && repeats(target) {
         return refused(format!(
             "the target may have two elements at one address ({target}): pass one without repeated or overlapping elements"
@@ -214,7 +214,7 @@ mod tests {
             assert_eq!(kind, ErrorKind::Layout);
             assert!(text.contains("share memory"), "{text}");
         }
-        // Odd elements into even ones: the hulls overlap, the bytes do not.
+        // Odd elements into even ones: the extents overlap, the bytes do not.
         let every_second = layout(DType::INT32, &[(4, 2)]);
         let mut both = [1i32, 0, 2, 0, 3, 0, 4, 0];
         let data = both.as_mut_ptr().expose_provenance();

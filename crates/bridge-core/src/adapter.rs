@@ -62,7 +62,7 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///     fn export(&self, array: &Array) -> Result<Export> {
 ///         let data = array.numbers().as_ptr().expose_provenance();
 ///         let layout = Layout::new(DType::FLOAT32, &[array.numbers().len() as i64], None, 0)?;
-///         let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadOnly);
+///         let allocation = Allocation::host(layout.extent_at(data, None)?, Access::ReadOnly);
 ///         // SAFETY: the array keeps the numbers in place and may be dropped on any thread; it never writes to them.
 ///         let memory = unsafe { Memory::new(allocation, array.clone()) };
 ///         Export::at(data, DType::FLOAT32, layout, memory)

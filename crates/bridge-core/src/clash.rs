@@ -46,7 +46,7 @@ pub(crate) fn repeated<'a>(count: usize, piece: impl Fn(usize) -> Copied<'a>) ->
             let (source, target, _) = piece(index);
             let (data, layout) = if is_target { target } else { source };
             if layout.numel() > 0 {
-                let (below, above) = layout.reach();
+                let (below, above) = layout.byte_extent();
                 let (start, end) = (data.wrapping_sub(below), data.wrapping_add(above));
                 intervals.push(Interval { start, end, piece: index, is_target });
             }

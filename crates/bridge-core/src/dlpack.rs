@@ -375,10 +375,10 @@ impl Described {
         if layout.numel() > 0 && tensor.data.is_null() {
             return Err(broken("the data pointer is null".into()));
         }
-        let bytes = layout.hull(data, None);
+        let bytes = layout.extent_at(data, None);
         let mut bytes = bytes.map_err(|error| broken("the view leaves the address space".into()).caused_by(error))?;
         if origin.allocation.is_some() {
-            bytes = layout.hull(data, origin.allocation.as_ref())?;
+            bytes = layout.extent_at(data, origin.allocation.as_ref())?;
         }
         let device = origin.device.unwrap_or(stated);
         let allocation = Allocation::new(bytes, device, access, origin.stream, origin.reuse);

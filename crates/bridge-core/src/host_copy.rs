@@ -127,7 +127,7 @@ mod tests {
     fn exported(dtype: DType, dims: &[(i64, i64)]) -> Export {
         let (shape, strides): (Vec<_>, Vec<_>) = dims.iter().copied().unzip();
         let layout = Layout::new(dtype, &shape, Some(&strides), 0).unwrap();
-        let (below, above) = layout.reach();
+        let (below, above) = layout.byte_extent();
         let mut bytes: Vec<u8> = (0..below + above).map(|i| (i * 37 % 251) as u8).collect();
         let range = bytes.as_mut_ptr().expose_provenance()..bytes.as_ptr().addr() + bytes.len();
         // SAFETY: the vector owns the bytes, and is dropped with the buffer.

@@ -24,7 +24,7 @@ pub struct Layout {
     itemsize: usize,
     numel: usize,
     /// Bytes below and above the first element that the view reaches.
-    reach: (usize, usize),
+    byte_extent: (usize, usize),
 }
 
 impl Layout {
@@ -79,12 +79,12 @@ impl Layout {
         }
         in_bytes(numel, itemsize)?;
         if is_empty {
-            return Some(Self { dims, offset, itemsize, numel: 0, reach: (0, 0) });
+            return Some(Self { dims, offset, itemsize, numel: 0, byte_extent: (0, 0) });
         }
         // With the first element, so that the whole extent stays below 2^63.
         in_bytes(below.checked_add(above)?.checked_add(1)?, itemsize)?;
-        let reach = (below as usize * itemsize, above as usize * itemsize + itemsize);
-        Some(Self { dims, offset, itemsize, numel: numel as usize, reach })
+        let byte_extent = (below as usize * itemsize, above as usize * itemsize + itemsize);
+        Some(Self { dims, offset, itemsize, numel: numel as usize, byte_extent })
     }
 
     /// As [`new`](Self::new), from strides in bytes, as NumPy and the array interfaces have them.
@@ -178,13 +178,13 @@ impl Layout {
     }
 
     /// Returns how many bytes `(below, above)` the start of the first element the view may touch.
-    pub fn reach(&self) -> (usize, usize) {
-        self.reach
+    pub fn byte_extent(&self) -> (usize, usize) {
+        self.byte_extent
     }
 
     /// Returns the bytes of the buffer that the view may touch, or `None` if it begins before the buffer.
     pub fn extent(&self) -> Option<Range<usize>> {
-        Some(self.offset.checked_sub(self.reach.0)?..self.offset.checked_add(self.reach.1)?)
+        Some(self.offset.checked_sub(self.byte_extent.0)?..self.offset.checked_add(self.byte_extent.1)?)
     }
 
     /// Returns the addresses that a view with its first element at address `data` may touch: the smallest buffer that
@@ -195,13 +195,13 @@ impl Layout {
     ///
     /// [`ErrorKind::Layout`] for a view with elements that has a null address or leaves the address space or
     /// `allocation`.
-    pub fn hull(&self, data: usize, allocation: Option<&Range<usize>>) -> Result<Range<usize>> {
+    pub fn extent_at(&self, data: usize, allocation: Option<&Range<usize>>) -> Result<Range<usize>> {
         if self.numel == 0 {
             return Ok(data..data);
         }
-        let (below, above) = self.reach;
-        let hull = data.checked_sub(below).zip(data.checked_add(above)).filter(|_| data != 0);
-        let (start, end) = hull.ok_or_else(|| {
+        let (below, above) = self.byte_extent;
+        let extent = data.checked_sub(below).zip(data.checked_add(above)).filter(|_| data != 0);
+        let (start, end) = extent.ok_or_else(|| {
             malformed(format!("a view with {self} at address {data:#x} leaves the address space: check its strides"))
         })?;
         match allocation {
@@ -364,7 +364,7 @@ mod tests {
         let view = layout(&[2, 3], &[-4, 1], 40).unwrap();
         assert_eq!((view.shape(), view.strides(), view.offset()), (&[2, 3][..], &[-4, 1][..], 40));
         assert_eq!((view.numel(), view.itemsize(), view.nbytes()), (6, 4, 24));
-        assert_eq!((view.reach(), view.extent()), ((16, 12), Some(24..52)));
+        assert_eq!((view.byte_extent(), view.extent()), ((16, 12), Some(24..52)));
         assert_eq!(view.to_string(), "shape [2, 3], strides [-4, 1], offset 40 bytes");
         let compact = Layout::new(DType::FLOAT32, &[2, 3, 4], None, 0).unwrap();
         assert_eq!((compact.strides(), compact.nbytes()), (&[12, 4, 1][..], 96));
@@ -378,7 +378,7 @@ mod tests {
         let bytes = |strides: &[i64], shape: &[i64]| Layout::new(DType::UINT8, shape, Some(strides), 0);
         let refused = bytes(&[i64::MAX], &[2]).unwrap_err().to_string();
         assert_eq!(refused, format!("strides [{}] with shape [2] reach further than 2^63 bytes", i64::MAX));
-        assert_eq!(bytes(&[i64::MAX - 1], &[2]).unwrap().reach(), (0, i64::MAX as usize));
+        assert_eq!(bytes(&[i64::MAX - 1], &[2]).unwrap().byte_extent(), (0, i64::MAX as usize));
         assert!(bytes(&[-(1 << 62), 1 << 62], &[2, 2]).is_err(), "both sides together");
         assert!(bytes(&[-(1 << 62), (1 << 62) - 2], &[2, 2]).is_ok());
     }
@@ -388,18 +388,18 @@ mod tests {
         let reversed = layout(&[4, 2], &[2, -1], 4).unwrap();
         assert_eq!(reversed.extent(), Some(0..32));
         assert_eq!(layout(&[4, 2], &[2, -1], 0).unwrap().extent(), None);
-        assert_eq!(layout(&[4, 2], &[2, -1], 0).unwrap().hull(100, None).unwrap(), 96..128);
+        assert_eq!(layout(&[4, 2], &[2, -1], 0).unwrap().extent_at(100, None).unwrap(), 96..128);
     }
 
     #[test]
-    fn a_hull_lies_in_the_address_space_and_in_the_allocation() {
+    fn an_extent_lies_in_the_address_space_and_in_the_allocation() {
         let reversed = layout(&[2, 3], &[3, -1], 0).unwrap();
-        let hull = |data, allocation: Option<Range<usize>>| reversed.hull(data, allocation.as_ref()).ok();
-        assert_eq!(hull(100, Some(92..116)), Some(92..116));
-        assert_eq!((hull(100, Some(93..116)), hull(100, Some(92..115))), (None, None));
-        assert_eq!((hull(7, None), hull(usize::MAX - 8, None), hull(0, None)), (None, None, None));
+        let extent = |data, allocation: Option<Range<usize>>| reversed.extent_at(data, allocation.as_ref()).ok();
+        assert_eq!(extent(100, Some(92..116)), Some(92..116));
+        assert_eq!((extent(100, Some(93..116)), extent(100, Some(92..115))), (None, None));
+        assert_eq!((extent(7, None), extent(usize::MAX - 8, None), extent(0, None)), (None, None, None));
         let empty = layout(&[0, 3], &[3, 1], 0).unwrap();
-        assert_eq!(empty.hull(usize::MAX, Some(&(0..1))).unwrap(), usize::MAX..usize::MAX);
+        assert_eq!(empty.extent_at(usize::MAX, Some(&(0..1))).unwrap(), usize::MAX..usize::MAX);
     }
 
     #[test]
@@ -425,7 +425,7 @@ mod tests {
         let of = |shape: &[i64], strides: &[i64]| Layout::from_any_byte_strides(DType::FLOAT32, shape, strides);
         let (layout, pending) = of(&[2, 3], &[15, 5]).unwrap();
         assert_eq!((layout.shape(), layout.strides(), pending), (&[2, 3][..], &[0, 0][..], Some(Pending::Packing)));
-        assert_eq!((layout.reach(), layout.nbytes()), ((0, 4), 24));
+        assert_eq!((layout.byte_extent(), layout.nbytes()), ((0, 4), 24));
         let whole = of(&[2, 3], &[12, 4]).unwrap();
         assert_eq!((whole.0.strides(), whole.1), (&[3, 1][..], None));
         assert_eq!(of(&[1 << 61, 2], &[5, 4]).unwrap_err().kind(), ErrorKind::Layout);
@@ -455,9 +455,9 @@ mod tests {
     }
 
     proptest! {
-        /// The extent is exactly the hull of the bytes that the elements occupy.
+        /// The extent is exactly the range of the bytes that the elements occupy.
         #[test]
-        fn extent_is_the_hull_of_the_elements(dims in prop::collection::vec((0i64..4, -5i64..6), 0..4)) {
+        fn extent_has_the_bytes_of_the_elements_and_no_others(dims in prop::collection::vec((0i64..4, -5i64..6), 0..4)) {
             let (shape, strides): (Vec<_>, Vec<_>) = dims.into_iter().unzip();
             let layout = layout(&shape, &strides, 10_000).unwrap();
             let mut starts = vec![10_000i64];
@@ -465,11 +465,11 @@ mod tests {
                 starts = starts.iter().flat_map(|at| (0..length).map(move |i| at + i * stride * 4)).collect();
             }
             prop_assert_eq!(layout.numel(), starts.len());
-            let hull = match (starts.iter().min(), starts.iter().max()) {
+            let extent = match (starts.iter().min(), starts.iter().max()) {
                 (Some(&low), Some(&high)) => low as usize..high as usize + 4,
                 _ => 10_000..10_000,
             };
-            prop_assert_eq!(layout.extent(), Some(hull));
+            prop_assert_eq!(layout.extent(), Some(extent));
         }
 
         /// No input makes the arithmetic overflow or panic.
@@ -477,7 +477,7 @@ mod tests {
         fn any_numbers_are_judged(dims in prop::collection::vec((any::<i64>(), any::<i64>()), 0..5), offset: usize) {
             let (shape, strides): (Vec<_>, Vec<_>) = dims.into_iter().unzip();
             if let Ok(layout) = layout(&shape, &strides, offset) {
-                let _ = (layout.extent(), layout.is_compact(), layout.hull(offset, None).is_ok());
+                let _ = (layout.extent(), layout.is_compact(), layout.extent_at(offset, None).is_ok());
             }
         }
     }

@@ -19,7 +19,7 @@
 //! | the object is a tensor of this framework, with one strided memory, outside autograd | the exporting adapter |
 //! | deferred operations (conj and neg bits) are reported | the exporting adapter |
 //! | shape, strides and offset are sound and lie inside the buffer | core: [`Layout::new`], [`Export::new`] |
-//! | the view lies inside its allocation, where the driver knows that | core: [`Layout::hull`] |
+//! | the view lies inside its allocation, where the driver knows that | core: [`Layout::extent_at`] |
 //! | dtype, strides, alignment, device, read-only fit the target; whether to copy | core: [`plan`](plan()) |
 //! | a lease is for the profile and the consumer of the adapter that imports it | core: [`Offer::accept`] |
 //! | a capsule follows DLPack's rules | core: [`dlpack`] |

@@ -22,8 +22,8 @@ pub fn overlap(one: (usize, &Layout), other: (usize, &Layout)) -> bool {
     // Byte `u` of an element of one is byte `v` of an element of the other:
     //   low + sum(strides * index) + u  =  low' + sum(strides' * index') + v.
     // With index' and v counted from their other end, all terms have one sign, and are to sum up to `target`.
-    let low = |(data, layout): (usize, &Layout)| data as i128 - layout.reach().0 as i128;
-    let last_byte = |(data, layout): (usize, &Layout)| data as i128 + layout.reach().1 as i128 - 1;
+    let low = |(data, layout): (usize, &Layout)| data as i128 - layout.byte_extent().0 as i128;
+    let last_byte = |(data, layout): (usize, &Layout)| data as i128 + layout.byte_extent().1 as i128 - 1;
     if last_byte(one) < low(other) || last_byte(other) < low(one) {
         return false;
     }

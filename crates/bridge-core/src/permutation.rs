@@ -101,7 +101,7 @@ mod tests {
         for axes in [[0, 2, 3, 1], [0, -2, -1, 1]] {
             let nhwc = nchw.permuted(&Permutation::new(&axes).unwrap()).unwrap();
             assert_eq!(nhwc, layout(&[2, 4, 5, 3], &[60, 5, 1, 20]));
-            assert_eq!(nhwc.reach(), nchw.reach());
+            assert_eq!(nhwc.byte_extent(), nchw.byte_extent());
         }
         for axes in [&[0, 1, 2][..], &[0, 1, 2, 3, 4], &[0, 1, 2, 2], &[0, 1, 2, -2], &[0, 1, 2, 4], &[0, 1, 2, -5]] {
             let refused = nchw.permuted(&Permutation::new(axes).unwrap()).unwrap_err();

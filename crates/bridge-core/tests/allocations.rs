@@ -81,7 +81,7 @@ unsafe impl Adapter for Relay {
         let layout = Layout::new(DType::FLOAT32, &[2, 3, 4, 5], Some(&[60, 1, 12, 3]), 0)?;
         let (stream, reuse) = (self.consumer.stream, Reuse::InStreamOrder);
         let device = if stream.is_some() { Device::cuda(0) } else { Device::CPU };
-        let bytes = layout.hull(0x1000, None)?;
+        let bytes = layout.extent_at(0x1000, None)?;
         let allocation = Allocation::new(bytes, device, Access::ReadWrite, stream, reuse);
         // SAFETY: no test touches the memory.
         Export::at(0x1000, DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })

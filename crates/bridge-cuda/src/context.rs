@@ -121,7 +121,7 @@ impl<D: Driver> Devices<D> {
     }
 
     /// Lets a device reach memory of another one. Where it cannot, the driver copies through the host.
-    pub fn reach(&self, from: Device, to: Device) -> Result<()> {
+    pub fn enable_peer_access(&self, from: Device, to: Device) -> Result<()> {
         // Only the first 64 devices have a bit.
         let bit = u32::try_from(to.index).ok().and_then(|index| 1usize.checked_shl(index)).unwrap_or_default();
         let slot = usize::try_from(from.index).ok().and_then(|index| self.slots.get(index));
@@ -130,7 +130,8 @@ impl<D: Driver> Devices<D> {
         }
         let other = self.enter(to)?.context();
         let entered = self.enter(from)?;
-        let outcomes = self.relaxed(|| Ok([self.driver.reach(other), self.driver.open_pool(to.index, from.index)]))?;
+        let outcomes =
+            self.relaxed(|| Ok([self.driver.enable_peer_access(other), self.driver.open_pool(to.index, from.index)]))?;
         // What fails for another reason may work next time.
         if outcomes.iter().all(|outcome| outcome.is_ok() || outcome.is_err_and(is_final)) {
             entered.slot.reached.fetch_or(bit, Relaxed);

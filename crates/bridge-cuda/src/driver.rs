@@ -123,7 +123,7 @@ pub(crate) trait Driver: Send + Sync + 'static {
     /// Returns the calling thread's current context.
     fn current_context(&self) -> Outcome<Option<Context>>;
     /// Lets the device of the current context reach memory of another context.
-    fn reach(&self, context: Context) -> Outcome<()>;
+    fn enable_peer_access(&self, context: Context) -> Outcome<()>;
     /// Lets a device reach the memory of another one's current pool.
     fn open_pool(&self, owner: i32, reader: i32) -> Outcome<()>;
     /// Makes a context current, and keeps the previous one below it.

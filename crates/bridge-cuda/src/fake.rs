@@ -22,7 +22,7 @@ pub(crate) enum Call {
     Retain(i32),
     Push(Context),
     Pop,
-    Reach(Context),
+    EnablePeerAccess(Context),
     OpenPool(i32, i32),
     Create,
     Destroy(Event),
@@ -234,9 +234,9 @@ impl Driver for Fake {
         Ok(state.current())
     }
 
-    fn reach(&self, context: Context) -> Outcome<()> {
+    fn enable_peer_access(&self, context: Context) -> Outcome<()> {
         let mut state = self.state();
-        state.calls.push(Call::Reach(context));
+        state.calls.push(Call::EnablePeerAccess(context));
         state.outcome("cuCtxEnablePeerAccess")
     }
 

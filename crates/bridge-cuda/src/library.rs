@@ -200,7 +200,7 @@ impl Driver for Cuda {
         Ok((!context.is_null()).then_some(Context(context as usize)))
     }
 
-    fn reach(&self, context: Context) -> Outcome<()> {
+    fn enable_peer_access(&self, context: Context) -> Outcome<()> {
         // SAFETY: the context is alive, see above; the flags must be 0.
         unsafe { call!(self, cuCtxEnablePeerAccess(context.0 as CUcontext, 0)) }
     }

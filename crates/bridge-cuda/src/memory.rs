@@ -66,7 +66,7 @@ pub trait Link: Send + Sync {
     unsafe fn mark(&self, device: Device, stream: Stream) -> Result<Mark>;
 
     /// Returns whether all work before the mark has run.
-    fn is_reached(&self, device: Device, mark: &Mark) -> Result<bool>;
+    fn is_complete(&self, device: Device, mark: &Mark) -> Result<bool>;
 
     /// Blocks the host until all work before the mark has run.
     fn wait(&self, device: Device, mark: &Mark) -> Result<()>;
@@ -120,7 +120,7 @@ impl<D: Driver> Link for Devices<D> {
             (false, true) => (from_device, Direction::Down),
             (false, false) if from_device.index == to_device.index => (from_device, Direction::Within),
             (false, false) => {
-                self.reach(from_device, to_device)?;
+                self.enable_peer_access(from_device, to_device)?;
                 let (to, from) = (self.enter(to_device)?.context(), self.enter(from_device)?.context());
                 (from_device, Direction::Across { to, from })
             }
@@ -150,7 +150,7 @@ impl<D: Driver> Link for Devices<D> {
         self.mark(device, stream)
     }
 
-    fn is_reached(&self, device: Device, mark: &Mark) -> Result<bool> {
+    fn is_complete(&self, device: Device, mark: &Mark) -> Result<bool> {
         let _entered = self.enter(device)?;
         self.relaxed(|| self.driver().query_event(mark.0))
     }
@@ -313,8 +313,9 @@ mod tests {
                 copy(&devices, from, to).unwrap();
             }
             let calls = devices.driver().take_calls();
-            let reached = calls.into_iter().filter(|call| matches!(call, Call::Reach(_) | Call::OpenPool(..)));
-            let of = |other: i32, own| [Call::Reach(Fake::primary(other)), Call::OpenPool(other, own)];
+            let reached =
+                calls.into_iter().filter(|call| matches!(call, Call::EnablePeerAccess(_) | Call::OpenPool(..)));
+            let of = |other: i32, own| [Call::EnablePeerAccess(Fake::primary(other)), Call::OpenPool(other, own)];
             // Memory may be there the next time.
             let expected = if code == 2 { vec![of(1, 0), of(1, 0), of(0, 1)] } else { vec![of(1, 0), of(0, 1)] };
             assert_eq!(reached.collect::<Vec<_>>(), expected.concat());
@@ -327,9 +328,9 @@ mod tests {
         let devices = devices();
         let link: &dyn Link = &devices;
         let mark = marked(link).unwrap();
-        assert!(!link.is_reached(GPUS[0], &mark).unwrap());
+        assert!(!link.is_complete(GPUS[0], &mark).unwrap());
         link.wait(GPUS[0], &mark).unwrap();
-        assert!(link.is_reached(GPUS[0], &mark).unwrap());
+        assert!(link.is_complete(GPUS[0], &mark).unwrap());
         link.release(GPUS[0], mark);
         let again = marked(link).unwrap();
         assert_eq!((again.number(), devices.driver().live_events()), (1, 1));
@@ -396,7 +397,7 @@ mod tests {
             ("cuMemcpyPeerAsync", |link| copy(link, GPUS[0], GPUS[1])),
             ("cuCtxPushCurrent_v2", |link| copy(link, GPUS[0], GPUS[1])),
             ("cuEventRecord", |link| marked(link).map(drop)),
-            ("cuEventQuery", |link| link.is_reached(GPUS[0], &marked(link)?).map(drop)),
+            ("cuEventQuery", |link| link.is_complete(GPUS[0], &marked(link)?).map(drop)),
             ("cuEventSynchronize", |link| link.wait(GPUS[0], &marked(link)?)),
             // SAFETY: no driver sees this stream.
             ("cuStreamIsCapturing", |link| unsafe { link.is_captured(GPUS[0], A) }.map(drop)),

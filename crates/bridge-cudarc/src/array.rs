@@ -166,7 +166,7 @@ impl DeviceArray {
                 let text = format!("address {data:#x} is not memory of {device}: pass a stream of its own device");
                 Error::new(ErrorKind::Device, text)
             })?;
-            layout.hull(data, Some(&located.range))?;
+            layout.extent_at(data, Some(&located.range))?;
         }
         let (stream, owner) = (Arc::clone(stream), Owner::new(owner));
         Ok(Self { data, dtype, layout, access, slices: Slices::default(), stream, reuse: Reuse::Unknown, owner })
@@ -198,7 +198,7 @@ impl DeviceArray {
     pub(crate) fn export(&self) -> Result<Export> {
         let layout = self.layout.clone();
         let allocation = Allocation::new(
-            layout.hull(self.data, None)?,
+            layout.extent_at(self.data, None)?,
             self.device(),
             self.access,
             Some(if is_planted("cudarc_stream_mistaken") { Stream::LEGACY } else { handle_of(&self.stream) }),

@@ -116,13 +116,13 @@ fn name_of(segment: &Segment) -> Result<Name> {
     }
 }
 
-/// Returns how the memory of a tensor, at the addresses `hull`, leaves the process; `None` where it does not.
-pub(crate) fn shared(device: Device, hull: &Range<usize>) -> Result<Option<Shared>> {
-    if !in_streams(device) || hull.is_empty() {
+/// Returns how the memory of a tensor, at the addresses `extent`, leaves the process; `None` where it does not.
+pub(crate) fn shared(device: Device, extent: &Range<usize>) -> Result<Option<Shared>> {
+    if !in_streams(device) || extent.is_empty() {
         return Ok(None);
     }
     let (driver, uuid) = (sharing()?, lane(device, Role::Exporter)?.uuid);
-    let Some(Outlet { transport, range, numbers }) = driver.outlet(device, hull)? else { return Ok(None) };
+    let Some(Outlet { transport, range, numbers }) = driver.outlet(device, extent)? else { return Ok(None) };
     let (nbytes, writing, mut files) = (range.len(), Writing::Shared, Vec::new());
     // Without numbers each share has its own name.
     let process = if numbers.is_some() { this_process()? } else { Hex(random()?) };

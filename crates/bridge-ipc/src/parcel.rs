@@ -88,7 +88,7 @@ pub fn transport<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, writing: Option<
         {
             Transport::Passed
         }
-        true => match device::shared(exported.device(), &exported.layout().hull(exported.data(), None)?)?
+        true => match device::shared(exported.device(), &exported.layout().extent_at(exported.data(), None)?)?
             .map(|shared| shared.segment)
         {
             Some(Segment::Handle { .. }) => Transport::Handle,
@@ -279,7 +279,7 @@ impl Parcel {
             true => match self.imported(&exported) {
                 Some(found) => Some(found),
                 None if self.outlives => self.given(&exported)?,
-                None => self.lendable(&exported, &exported.layout().hull(exported.data(), None)?)?,
+                None => self.lendable(&exported, &exported.layout().extent_at(exported.data(), None)?)?,
             },
             false => None,
         };
@@ -305,22 +305,22 @@ impl Parcel {
         self.streams.extend(stream);
     }
 
-    /// Returns the segment of device memory that the tensor lies in, at the addresses `hull`, and where it begins, if
+    /// Returns the segment of device memory that the tensor lies in, at the addresses `extent`, and where it begins, if
     /// it can be shared in place.
-    fn lendable(&mut self, exported: &Export, hull: &Range<usize>) -> Result<Option<(usize, usize)>> {
+    fn lendable(&mut self, exported: &Export, extent: &Range<usize>) -> Result<Option<(usize, usize)>> {
         // The stream of the owner now: what it writes later is waited for when the ticket is opened.
         let stream = exported.buffer().stream().map(Stream::on_any_thread);
         let around = |(at, part): (usize, &Part)| match part {
-            Part::Shared(known) if known.range.start <= hull.start && hull.end <= known.range.end => {
+            Part::Shared(known) if known.range.start <= extent.start && extent.end <= known.range.end => {
                 Some((at, known.range.start))
             }
             _ => None,
         };
-        if let Some(found) = self.segments.iter().enumerate().find_map(around).filter(|_| !hull.is_empty()) {
+        if let Some(found) = self.segments.iter().enumerate().find_map(around).filter(|_| !extent.is_empty()) {
             self.waits_for(exported.device(), stream);
             return Ok(Some(found));
         }
-        let Some(shared) = device::shared(exported.device(), hull)? else { return Ok(None) };
+        let Some(shared) = device::shared(exported.device(), extent)? else { return Ok(None) };
         self.check_writing()?;
         self.waits_for(exported.device(), stream);
         let start = shared.range.start;

@@ -128,10 +128,10 @@ pub(crate) fn is_reused(arena: &Arena) -> bool {
 
 /// Returns the memory of [`empty`] or [`allocate`] that a tensor lies in, if other processes can have it as `asked`.
 pub(crate) fn given(exported: &Export, asked: Writing) -> Option<Arc<Arena>> {
-    let hull = exported.layout().hull(exported.data(), None).ok().filter(|hull| !hull.is_empty())?;
-    let arena = if GIVEN.is_untouched() { None } else { GIVEN.lock().range(..=hull.start).next_back()?.1.upgrade() }?;
+    let extent = exported.layout().extent_at(exported.data(), None).ok().filter(|extent| !extent.is_empty())?;
+    let arena = if GIVEN.is_untouched() { None } else { GIVEN.lock().range(..=extent.start).next_back()?.1.upgrade() }?;
     let is_as_asked = arena.file().is_none() || asked == Writing::Private;
-    (hull.end <= arena.bytes().end && is_as_asked).then_some(arena)
+    (extent.end <= arena.bytes().end && is_as_asked).then_some(arena)
 }
 
 #[cfg(test)]

@@ -196,7 +196,7 @@ unsafe impl Adapter for Ipc {
         if !self.just_opened {
             tensor.check()?;
         }
-        let (bytes, device, access) = (tensor.layout.hull(tensor.data, None)?, tensor.device, tensor.access);
+        let (bytes, device, access) = (tensor.layout.extent_at(tensor.data, None)?, tensor.device, tensor.access);
         let allocation = Allocation::new(bytes, device, access, tensor.stream, Reuse::InStreamOrder);
         // SAFETY: a segment or an arena stays mapped, at least this long and for this access, as long as the tensor
         // keeps it; its file cannot be shortened. It is unmapped on any thread, memory of a device after the work in

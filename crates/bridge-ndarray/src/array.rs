@@ -118,7 +118,7 @@ impl HostArray {
     ///
     /// # Errors
     ///
-    /// Those of [`Layout::new`] and [`Layout::hull`].
+    /// Those of [`Layout::new`] and [`Layout::extent_at`].
     ///
     /// # Safety
     ///
@@ -132,7 +132,7 @@ impl HostArray {
         owner: impl Send + Sync + 'static,
     ) -> Result<Self> {
         let layout = Layout::new(dtype, shape, strides, 0)?;
-        layout.hull(data, None)?;
+        layout.extent_at(data, None)?;
         Ok(Self { data, dtype, layout, access, owner: Owner::new(owner) })
     }
 
@@ -204,7 +204,7 @@ impl HostArray {
             return Err(Error::new(ErrorKind::Layout, text).advise(Advice::Copy));
         }
         let strides: Vec<usize> = self.layout.strides().iter().map(|stride| stride.unsigned_abs() as usize).collect();
-        let lowest = ptr::with_exposed_provenance_mut(self.data - self.layout.reach().0);
+        let lowest = ptr::with_exposed_provenance_mut(self.data - self.layout.byte_extent().0);
         let axes = self.layout.strides().iter().enumerate().filter(|(_, stride)| **stride < 0);
         let reversed = axes.map(|(axis, _)| Axis(axis)).collect();
         Ok(Parts { shape: IxDyn(&shape).strides(IxDyn(&strides)), lowest, reversed })

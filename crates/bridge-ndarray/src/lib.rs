@@ -125,7 +125,7 @@ unsafe impl Adapter for NdArray {
             _ if !self.profile.takes_mutable => Access::ReadOnly,
             access => access,
         };
-        let allocation = Allocation::host(layout.hull(array.data(), None)?, access);
+        let allocation = Allocation::host(layout.extent_at(array.data(), None)?, access);
         // SAFETY: the owner keeps the elements in place, and may be dropped on any thread. It was guaranteed where the
         // array was made. A read-only array is exported as such.
         let memory = unsafe { Memory::new(allocation, array.owner()) };

@@ -17,7 +17,7 @@ pub(crate) fn export(consumer: &dyn Consumer, tensor: &Arc<DynTensor>) -> Result
     let device = place(tensor.memory_info())?;
     let layout = Layout::new(dtype, tensor.shape(), None, 0)?;
     let data = tensor.data_ptr().expose_provenance();
-    let bytes = layout.hull(data, None)?;
+    let bytes = layout.extent_at(data, None)?;
     let allocation = match consumer.current_stream(device)? {
         None => Allocation::host(bytes, Access::ReadWrite),
         // The arena reuses memory in an order that ONNX Runtime does not show.

@@ -41,7 +41,7 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     if let Some(release) = naive::release() {
         return naive::imported(py, lease, release);
     }
-    let range = layout.hull(lease.data(), None)?;
+    let range = layout.extent_at(lease.data(), None)?;
     let offset = lease.data() - range.start;
     let make = || {
         let bytes = runtime.asarray.bind(py).call1((Bound::new(py, Bytes { range, _lease: lease })?,))?;

@@ -37,7 +37,7 @@ pub(crate) fn kept_by_object(tensor: &PyTensor<'_>, exported: Export) -> Result<
     if !is_planted("paddle_object_kept") {
         return Ok(exported);
     }
-    let bytes = exported.layout().hull(exported.data(), None)?;
+    let bytes = exported.layout().extent_at(exported.data(), None)?;
     // SAFETY: none, which is the fault: the object may lose the memory.
     let memory = unsafe { Memory::new(Allocation::host(bytes, Access::ReadWrite), PyOwner::new(tensor)) };
     Export::at(exported.data(), exported.dtype(), exported.layout().clone(), memory)

@@ -25,7 +25,7 @@ pub(crate) fn borrow<'a>(runtime: &Runtime, tensor: &'a PyTensor<'_>) -> Result<
     let described = native.borrow(tensor).map_err(|error| refusal(tensor, error))?;
     // SAFETY: the tensor is alive and unchanged, because the GIL is held.
     let View { data, dtype, layout, device, .. } = unsafe { read(&described) }?;
-    layout.hull(data, native.range(tensor).as_ref())?;
+    layout.extent_at(data, native.range(tensor).as_ref())?;
     runtime.refuse_narrower(tensor, dtype)?;
     without_pending(native.pending(tensor))?;
     let stream = match device.kind {

@@ -76,7 +76,7 @@ fn export_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Expo
         // PyTorch adds the offset of a view to the null pointer of a storage that was freed.
         return Err(without_memory(tensor));
     }
-    exported.layout().hull(exported.data(), Some(&memory))?;
+    exported.layout().extent_at(exported.data(), Some(&memory))?;
     let pending = pending(tensor, exported.dtype()).map_err(|error| raised(tensor.py(), error))?;
     Ok(exported.with_pending(pending))
 }

@@ -262,7 +262,7 @@ unsafe impl Adapter for Counted {
         let owner = Returns(numbers.clone(), self.returned.clone());
         let data = if numbers.is_empty() { 0 } else { owner.0.as_ptr().expose_provenance() };
         let layout = Layout::new(DType::FLOAT32, &[numbers.len() as i64], None, 0)?;
-        let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadWrite);
+        let allocation = Allocation::host(layout.extent_at(data, None)?, Access::ReadWrite);
         // SAFETY: the owner keeps the numbers in place, and may be dropped on any thread.
         let memory = unsafe { Memory::new(allocation, owner) };
         if self.fails {

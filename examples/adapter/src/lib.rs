@@ -84,7 +84,7 @@ unsafe impl Adapter for Matrices {
 
     fn export(&self, matrix: &Matrix) -> Result<Export> {
         let layout = Layout::new(DType::FLOAT32, &[matrix.rows, matrix.columns], None, 0)?;
-        let allocation = Allocation::host(layout.hull(matrix.address, None)?, Access::ReadWrite);
+        let allocation = Allocation::host(layout.extent_at(matrix.address, None)?, Access::ReadWrite);
         // SAFETY: the clone keeps the memory and may be dropped on any thread; a matrix never writes to it.
         let memory = unsafe { Memory::new(allocation, matrix.clone()) };
         Export::at(matrix.address, DType::FLOAT32, layout, memory)

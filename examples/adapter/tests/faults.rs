@@ -65,7 +65,7 @@ unsafe impl Adapter for Broken {
     fn export(&self, matrix: &Matrix) -> Result<Export> {
         let (address, rows, columns) = matrix.parts();
         let layout = Layout::new(DType::FLOAT32, &[rows, columns], None, 0)?;
-        let allocation = Allocation::host(layout.hull(address, None)?, Access::ReadWrite);
+        let allocation = Allocation::host(layout.extent_at(address, None)?, Access::ReadWrite);
         match self.1 {
             Fault::FreesTwice => {
                 let owner = (matrix.clone(), Twice(Box::into_raw(Box::new([0; 8]))));

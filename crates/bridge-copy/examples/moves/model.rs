@@ -49,7 +49,7 @@ impl Link for Model {
         Ok(unsafe { Mark::new(self.until.load(Relaxed)) })
     }
 
-    fn is_reached(&self, _: Device, mark: &Mark) -> Result<bool> {
+    fn is_complete(&self, _: Device, mark: &Mark) -> Result<bool> {
         Ok(mark.number() <= self.now())
     }
 

@@ -41,12 +41,12 @@ impl Case {
     fn check(&self) -> std::result::Result<(), TestCaseError> {
         let (from, to) = (self.layout(|side| side.from), self.layout(|side| side.to));
         let memory = |layout: &Layout, shift: usize, seed: usize| -> Vec<u8> {
-            let (below, above) = layout.reach();
+            let (below, above) = layout.byte_extent();
             (0..shift + below + above + 32).map(|i| ((i + seed) * 37 % 251) as u8).collect()
         };
         let source = memory(&from, self.shifts.0, 0);
         let mut target = memory(&to, self.shifts.1, 99);
-        let (first, into) = (self.shifts.0 + from.reach().0, self.shifts.1 + to.reach().0);
+        let (first, into) = (self.shifts.0 + from.byte_extent().0, self.shifts.1 + to.byte_extent().0);
 
         let mut expected = target.clone();
         let mut pairs = vec![(first as i64, into as i64)];

@@ -172,8 +172,8 @@ mod tests {
     impl Scene {
         /// Enters a copy, whose sides begin so many bytes beyond a multiple of 16. Returns whether it suits the table.
         fn enter(&mut self, (source, target): (&Layout, &Layout), beyond: (usize, usize)) -> bool {
-            let bytes: Vec<u8> = (0..source.reach().1).map(|n| (n * 37 + n / 256) as u8).collect();
-            let mut expected = vec![0xa5; target.reach().1];
+            let bytes: Vec<u8> = (0..source.byte_extent().1).map(|n| (n * 37 + n / 256) as u8).collect();
+            let mut expected = vec![0xa5; target.byte_extent().1];
             let (from, to) = (self.host.memory(&bytes, beyond.0), self.host.memory(&expected, beyond.1));
             let walk = Walk::new(source, target).expect("there are elements");
             if !self.table.enter(&walk.widen(), from, to) {

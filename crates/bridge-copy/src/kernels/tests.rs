@@ -36,7 +36,7 @@ fn check_flipped(
         Walk::new(from, to).map(|walk| choose(walk, beyond, flips).expect("aligned elements")).unwrap_or_default();
     let mut host = OnHost::default();
     let mut side = |layout: &Layout, beyond: usize, byte: fn(u64) -> u8| {
-        let (below, above) = layout.reach();
+        let (below, above) = layout.byte_extent();
         let bytes: Vec<u8> = (0..(below + above) as u64).map(byte).collect();
         (host.memory(&bytes, (beyond as i64 - below as i64).rem_euclid(16) as usize) + below, below, bytes)
     };

@@ -38,7 +38,7 @@ impl Lanes {
     fn take(&self, link: &dyn Link, caller: Place, to: Device) -> Result<(Place, Place)> {
         let mut lanes = self.lanes();
         let fits = |lane: &Lane| (lane.moving.0, lane.spreading.0) == (caller.0, to);
-        let reached = |end: &Mark| link.is_reached(caller.0, end).unwrap_or(false);
+        let reached = |end: &Mark| link.is_complete(caller.0, end).unwrap_or(false);
         let has_ended = |lane: &Lane| lane.end.as_ref().is_some_and(reached);
         let own = lanes.iter().position(|lane| fits(lane) && lane.caller == caller);
         if let Some(at) = own.or_else(|| lanes.iter().position(|lane| fits(lane) && has_ended(lane))) {

@@ -47,7 +47,7 @@ impl Pool {
             let mine = |buffer: &Buffer| buffer.device == device;
             let is_free = |buffer: &Buffer| {
                 is_planted("moves_reuse_early")
-                    || buffer.mark.as_ref().is_none_or(|mark| link.is_reached(device, mark).unwrap_or(false))
+                    || buffer.mark.as_ref().is_none_or(|mark| link.is_complete(device, mark).unwrap_or(false))
             };
             // The last one was used last: the cache may still have it.
             let free = kept.iter().rposition(|buffer| mine(buffer) && is_free(buffer));

@@ -162,7 +162,7 @@ impl From<Lease> for Tensor {
 /// let numbers = vec![1.0f32, 2.0, 3.0];
 /// let data = numbers.as_ptr().expose_provenance();
 /// let layout = Layout::new(DType::FLOAT32, &[3], None, 0)?;
-/// let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadWrite);
+/// let allocation = Allocation::host(layout.extent_at(data, None)?, Access::ReadWrite);
 /// // SAFETY: the vector keeps the numbers in place, and nothing else uses them.
 /// let memory = unsafe { Memory::new(allocation, numbers) };
 /// let tensor = Tensor::try_from(Export::at(data, DType::FLOAT32, layout, memory)?)?;

@@ -394,7 +394,7 @@ unsafe impl Adapter for Office {
             return Err(Error::new(ErrorKind::NotATensor, "planned"));
         };
         let layout = Layout::new(paper.dtype, &paper.shape, Some(&paper.strides), 0)?;
-        let (below, above) = layout.reach();
+        let (below, above) = layout.byte_extent();
         let buffer = PaperBuffer { paper: paper.clone(), below, len: below + above };
         Ok(Export::at(paper.address, paper.dtype, layout, buffer)?.with_pending(paper.pending))
     }

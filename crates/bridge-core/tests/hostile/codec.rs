@@ -173,7 +173,7 @@ impl Stated {
     }
 
     /// Returns the addresses that the elements lie at, where there are elements.
-    fn hull(&self) -> Option<Range<i128>> {
+    fn extent(&self) -> Option<Range<i128>> {
         extent(self.first(), self.shape(), &self.strides(), self.itemsize())
     }
 
@@ -204,7 +204,7 @@ impl Stated {
             bytes.end - bytes.start <= MAX_BYTES && bytes.start >= 0 && bytes.end <= usize::MAX as i128
         };
         let nbytes = self.numel().and_then(|numel| numel.checked_mul(self.itemsize())).unwrap_or(i128::MAX);
-        let sound = self.data != 0 && nbytes <= MAX_BYTES && self.hull().as_ref().is_some_and(fits);
+        let sound = self.data != 0 && nbytes <= MAX_BYTES && self.extent().as_ref().is_some_and(fits);
         (!sound || nbytes <= COUNTED).then_some(sound)
     }
 }
@@ -223,7 +223,7 @@ fn check(exported: &Export, stated: &Stated, access: Access) {
         assert!(*length == 1 || *kept == stride, "{layout}");
     }
     let bytes = buffer.address() as i128..(buffer.address() + buffer.len()) as i128;
-    assert_eq!(Some(bytes), stated.hull());
+    assert_eq!(Some(bytes), stated.extent());
 }
 
 /// Makes the tensor of the case for a consumer, and checks that its deleter has then been called, once.
@@ -262,9 +262,9 @@ fn run<M: Abi>(fields: &Fields<'_>) {
         let within = |_: Device, _: usize| Ok(Origin::host().within(Some(bytes.clone())));
         // SAFETY: as above.
         let exported = unsafe { adopt(raw).and_then(|managed| export(managed, within)) };
-        let is_inside = |hull: Range<i128>| hull.start >= bytes.start as i128 && hull.end <= bytes.end as i128;
+        let is_inside = |extent: Range<i128>| extent.start >= bytes.start as i128 && extent.end <= bytes.end as i128;
         let sound = stated.is_sound(M::VERSIONED);
-        let fits = sound.map(|sound| sound && (stated.is_empty() || stated.hull().is_some_and(is_inside)));
+        let fits = sound.map(|sound| sound && (stated.is_empty() || stated.extent().is_some_and(is_inside)));
         assert!(fits.is_none_or(|fits| fits == exported.is_ok()), "{:?}", exported.as_ref().map(drop));
         can_be_read = fits == Some(true) && stated.device == Device::CPU && !stated.is_long();
     });

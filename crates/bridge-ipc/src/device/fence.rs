@@ -189,8 +189,8 @@ impl Fences {
     /// reached.
     pub(super) fn wait(&mut self, at: &At, word: usize, value: u64) -> Result<()> {
         let number = word / 2;
-        let is_reached = self.role == Role::Importer && value == 0;
-        let counted = is_reached || (1..RELEASED).contains(&value);
+        let is_complete = self.role == Role::Importer && value == 0;
+        let counted = is_complete || (1..RELEASED).contains(&value);
         let theirs = word < WORDS && word % 2 == self.role.other().word() && counted;
         let is_it = |(of, (known, _)): (&usize, &(At, u64))| *of == number && known.uuid == at.uuid;
         let is_other = |(of, (known, _)): (&usize, &(At, u64))| *of == number || known.uuid == at.uuid;
@@ -200,7 +200,7 @@ impl Fences {
             return Err(broken("a point has a word or a value that its process may not write"));
         }
         self.devices.entry(number).or_insert((*at, 0));
-        if is_reached {
+        if is_complete {
             return Ok(());
         }
         // SAFETY: see `point`.

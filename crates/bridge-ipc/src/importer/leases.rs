@@ -38,26 +38,26 @@ impl Leases {
 }
 
 /// Ranges of addresses, by their start. Each has the largest end of those before it and its own.
-pub(super) struct Hulls(Vec<(usize, usize)>);
+pub(super) struct Extents(Vec<(usize, usize)>);
 
-impl FromIterator<Range<usize>> for Hulls {
-    fn from_iter<I: IntoIterator<Item = Range<usize>>>(hulls: I) -> Self {
-        let mut hulls: Vec<_> = hulls.into_iter().map(|hull| (hull.start, hull.end)).collect();
-        hulls.sort_unstable();
+impl FromIterator<Range<usize>> for Extents {
+    fn from_iter<I: IntoIterator<Item = Range<usize>>>(extents: I) -> Self {
+        let mut extents: Vec<_> = extents.into_iter().map(|extent| (extent.start, extent.end)).collect();
+        extents.sort_unstable();
         let mut largest = 0;
-        for (_, end) in &mut hulls {
+        for (_, end) in &mut extents {
             largest = largest.max(*end);
             *end = largest;
         }
-        Self(hulls)
+        Self(extents)
     }
 }
 
-impl Hulls {
+impl Extents {
     /// Returns whether one of them contains these addresses.
-    pub(super) fn contain(&self, hull: &Range<usize>) -> bool {
-        let before = self.0.partition_point(|(start, _)| *start <= hull.start);
-        before.checked_sub(1).is_some_and(|last| hull.end <= self.0[last].1)
+    pub(super) fn contain(&self, extent: &Range<usize>) -> bool {
+        let before = self.0.partition_point(|(start, _)| *start <= extent.start);
+        before.checked_sub(1).is_some_and(|last| extent.end <= self.0[last].1)
     }
 }
 
@@ -72,9 +72,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_range_within_one_of_them_is_found(hulls in prop::collection::vec(range(), 0..12), hull in range()) {
-            let within = hulls.iter().any(|whole| whole.start <= hull.start && hull.end <= whole.end);
-            prop_assert_eq!(hulls.into_iter().collect::<Hulls>().contain(&hull), within);
+        fn a_range_within_one_of_them_is_found(extents in prop::collection::vec(range(), 0..12), extent in range()) {
+            let within = extents.iter().any(|whole| whole.start <= extent.start && extent.end <= whole.end);
+            prop_assert_eq!(extents.into_iter().collect::<Extents>().contain(&extent), within);
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::ticket::Ticket;
 use crate::wire::{Content, Described, Segment, Why};
 use bridge_core::{Access, Device, Error, ErrorKind, Export, Layout, Result, Stream};
 use connection::{Connection, Share};
-use leases::Hulls;
+use leases::Extents;
 pub use leases::Leases;
 use rustix::fd::OwnedFd;
 use smallvec::SmallVec;
@@ -51,7 +51,7 @@ pub(crate) struct Import {
     is_ours: bool,
     segments: Vec<Open>,
     /// The addresses of its tensors on devices, whose segments also hold other tensors.
-    tensors: OnceLock<Hulls>,
+    tensors: OnceLock<Extents>,
 }
 
 /// A segment of a share, open in this process.
@@ -127,14 +127,15 @@ pub fn is_leasing() -> bool {
 
 /// Returns the lease that a tensor's memory is on, and the number of the segment.
 pub(crate) fn containing(exported: &Export) -> Option<(Arc<Import>, usize)> {
-    let hull = exported.layout().hull(exported.data(), None).ok()?;
-    let found: SmallVec<[_; 1]> = match registry().range(..=hull.start).next_back() {
-        Some((_, found)) if !hull.is_empty() => {
+    let extent = exported.layout().extent_at(exported.data(), None).ok()?;
+    let found: SmallVec<[_; 1]> = match registry().range(..=extent.start).next_back() {
+        Some((_, found)) if !extent.is_empty() => {
             found.iter().filter_map(|(import, number)| Some((import.upgrade()?, *number))).collect()
         }
         _ => return None,
     };
-    let mut found: SmallVec<[_; 1]> = found.into_iter().filter(|(import, number)| import.has(*number, &hull)).collect();
+    let mut found: SmallVec<[_; 1]> =
+        found.into_iter().filter(|(import, number)| import.has(*number, &extent)).collect();
     // What this process passes on is gone when what it has opened is.
     if found.iter().any(|(import, _)| !import.is_ours) {
         found.retain(|(import, _)| !import.is_ours);
@@ -204,11 +205,11 @@ impl Import {
     }
 
     /// Returns whether these addresses are of its tensors in a segment.
-    fn has(&self, number: usize, hull: &Range<usize>) -> bool {
+    fn has(&self, number: usize, extent: &Range<usize>) -> bool {
         let open = self.segment(number);
         let (whole, shared) = (open.bytes(), device::in_streams(open.device()));
-        let tensor = || self.tensors.get().is_some_and(|tensors| tensors.contain(hull));
-        whole.start <= hull.start && hull.end <= whole.end && (!shared || tensor())
+        let tensor = || self.tensors.get().is_some_and(|tensors| tensors.contain(extent));
+        whole.start <= extent.start && extent.end <= whole.end && (!shared || tensor())
     }
 }
 
@@ -268,8 +269,8 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     let import = Arc::new(import);
     let tensors = tensors.iter().map(|described| tensor(described, &import)).collect::<Result<Vec<_>>>()?;
     let on_devices = tensors.iter().filter(|tensor| device::in_streams(tensor.device()));
-    let hulls = on_devices.filter_map(|tensor| tensor.layout().hull(tensor.data(), None).ok());
-    import.tensors.get_or_init(|| hulls.collect());
+    let extents = on_devices.filter_map(|tensor| tensor.layout().extent_at(tensor.data(), None).ok());
+    import.tensors.get_or_init(|| extents.collect());
     let mut open = registry();
     // What this process shares with itself is its own memory.
     for (number, segment) in import.segments.iter().enumerate().filter(|(_, segment)| !segment.is_own()) {
@@ -336,7 +337,7 @@ fn tensor(described: &Described, import: &Arc<Import>) -> Result<IpcTensor> {
     let wrong = |error: Error| broken("tensor exceeds its shared segment").caused_by(error);
     let layout = Layout::new(dtype, shape, Some(strides), 0).map_err(wrong)?;
     let data = bytes.start.checked_add(offset).ok_or_else(|| broken("an offset is too large"))?;
-    layout.hull(data, Some(&bytes)).map_err(wrong)?;
+    layout.extent_at(data, Some(&bytes)).map_err(wrong)?;
     let access = if open.segment.writing() == Writing::Never { Access::ReadOnly } else { Access::ReadWrite };
     let stream = if device::in_streams(device) { Some(device::stream(device, Role::Importer)?) } else { None };
     Ok(IpcTensor::imported((data, dtype, layout), (device, access, stream), Arc::clone(import) as _))

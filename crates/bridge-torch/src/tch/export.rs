@@ -32,7 +32,7 @@ pub(crate) fn export(runtime: &Runtime, tensor: &Tensor) -> Result<Export> {
         return Err(Error::new(ErrorKind::NotATensor, text));
     }
     let (stream, reuse) = origin(runtime, tensor, device)?;
-    let bytes = layout.hull(data, None)?;
+    let bytes = layout.extent_at(data, None)?;
     let allocation = Allocation::new(bytes, device, Access::ReadWrite, stream, reuse);
     let pending = pending(tensor).map_err(raised)?.filter(|_| !is_planted("tch_pending_dropped"));
     let kept = if device == Device::CPU { runtime.allocator.keep(tensor) } else { None };

@@ -142,7 +142,7 @@ unsafe impl Adapter for Source {
     fn export(&self, _: &Tensor) -> Result<Export> {
         let (data, layout) =
             (self.memory.as_ptr().expose_provenance(), Layout::new(self.dtype, &[self.length], None, 0)?);
-        let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadWrite);
+        let allocation = Allocation::host(layout.extent_at(data, None)?, Access::ReadWrite);
         // SAFETY: the owner keeps the bytes, which no code uses.
         let memory = unsafe { Memory::new(allocation, self.memory.clone()) };
         Export::at(data, self.dtype, layout, memory)

@@ -38,14 +38,15 @@ impl Case {
         let (read, written) = (layout(from, |dim| dim.1), layout(to, |dim| dim.2));
         let (size, out) = (read.itemsize(), written.itemsize());
         let tried = exact::tried(from);
-        let mut source = vec![0u8; self.shifts.0 + read.reach().0 + read.reach().1];
-        let first = self.shifts.0 + read.reach().0;
+        let mut source = vec![0u8; self.shifts.0 + read.byte_extent().0 + read.byte_extent().1];
+        let first = self.shifts.0 + read.byte_extent().0;
         let lowest = self.shifts.0;
         for (index, place) in source[lowest..].chunks_exact_mut(size).enumerate() {
             place.copy_from_slice(&tried[index * 7919 % tried.len()].to_le_bytes()[..size]);
         }
-        let mut target: Vec<u8> = (0..self.shifts.1 + written.reach().0 + written.reach().1).map(|i| i as u8).collect();
-        let into = self.shifts.1 + written.reach().0;
+        let mut target: Vec<u8> =
+            (0..self.shifts.1 + written.byte_extent().0 + written.byte_extent().1).map(|i| i as u8).collect();
+        let into = self.shifts.1 + written.byte_extent().0;
         let sign = 1u64 << (size * 8 - 1);
 
         let mut pairs = vec![(first as i64, into as i64)];

@@ -166,13 +166,13 @@ impl Scene {
         let (size, tried) = (read.itemsize(), exact::tried(dtypes.0));
         // Of the many every seventh: borders are in threes.
         let step = if tried.len() > 1 << 16 { 7 } else { 1 };
-        let mut source = vec![0; read.reach().0 + read.reach().1];
+        let mut source = vec![0; read.byte_extent().0 + read.byte_extent().1];
         for (index, place) in source.chunks_exact_mut(size).enumerate() {
             place.copy_from_slice(&tried[index * step % tried.len()].to_le_bytes()[..size]);
         }
-        let bytes = vec![0xa5; written.reach().0 + written.reach().1];
+        let bytes = vec![0xa5; written.byte_extent().0 + written.byte_extent().1];
         let (from, at) = (self.host.memory(&source, shifts.0), self.host.memory(&bytes, shifts.1));
-        let (first, into) = (from + read.reach().0, at + written.reach().0);
+        let (first, into) = (from + read.byte_extent().0, at + written.byte_extent().0);
         let piece = piece((first, &read), (into, &written), flips.into());
         let walks = walked(&piece, Named::new(dtypes.0, dtypes.1).unwrap());
         if self.is_each_alone {

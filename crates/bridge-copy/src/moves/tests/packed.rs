@@ -34,7 +34,7 @@ impl Tree {
         for (seed, ((shape, from, to), dtypes, flips)) in pieces.iter().enumerate() {
             let from = Layout::new(dtypes.0, shape, Some(from), 0).unwrap();
             let to = Layout::new(dtypes.1, shape, Some(to), 0).unwrap();
-            let room = |layout: &Layout| layout.reach().0 + layout.reach().1;
+            let room = |layout: &Layout| layout.byte_extent().0 + layout.byte_extent().1;
             let cast = Cast::new(dtypes.0, dtypes.1).ok();
             let mut source = numbers(room(&from), seed);
             if cast.is_some() {
@@ -49,8 +49,8 @@ impl Tree {
         }
         for (number, expected) in tree.expected.iter_mut().enumerate() {
             let (from, to) = &tree.layouts[number];
-            let start = tree.sources[number].as_ptr().expose_provenance() + from.reach().0;
-            let end = expected.as_mut_ptr().expose_provenance() + to.reach().0;
+            let start = tree.sources[number].as_ptr().expose_provenance() + from.byte_extent().0;
+            let end = expected.as_mut_ptr().expose_provenance() + to.byte_extent().0;
             let sides = ((start, &*offsets(from)), (end, &*offsets(to)));
             // SAFETY: the vectors have room for the views.
             unsafe { elements(sides.0, sides.1, from.itemsize(), tree.changes[number]) };
@@ -82,8 +82,8 @@ impl Tree {
         self.targets.iter_mut().for_each(|target| target.fill(0xcd));
         let mut pieces = Vec::new();
         for (number, (source, target)) in self.layouts.iter().enumerate() {
-            let start = self.sources[number].as_ptr().expose_provenance() + source.reach().0;
-            let end = self.targets[number].as_mut_ptr().expose_provenance() + target.reach().0;
+            let start = self.sources[number].as_ptr().expose_provenance() + source.byte_extent().0;
+            let end = self.targets[number].as_mut_ptr().expose_provenance() + target.byte_extent().0;
             let (flips, cast) = self.changes[number];
             let from = Strided { device: from, data: start, layout: source };
             let to = Strided { device: to, data: end, layout: target };

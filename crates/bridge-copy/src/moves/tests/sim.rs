@@ -160,7 +160,7 @@ impl Link for Sim {
         Ok(unsafe { Mark::new(number) })
     }
 
-    fn is_reached(&self, _: Device, mark: &Mark) -> Result<bool> {
+    fn is_complete(&self, _: Device, mark: &Mark) -> Result<bool> {
         let state = self.call()?;
         Ok(state.lies || state.marks[&mark.number()].iter().all(|number| state.nodes[*number].work.is_none()))
     }
