@@ -77,7 +77,7 @@ real_faults! {
     "core_reader_lost_by_failure", "failure", "torch" -> "cupy", on_device true;
     "core_copier_ordered_as_made", "torn", "torch" -> "cupy", on_device true;
     "core_copier_awaited_as_made", "torn", "torch" -> "cupy", on_device true;
-    "moves_mark_elsewhere", "moves", "torch" -> "cupy", on_device true;
+    "moves_record_elsewhere", "moves", "torch" -> "cupy", on_device true;
     "moves_reuse_early", "moves", "torch" -> "cupy", on_device true;
     "cuda_blocking_not_ordered", "order", "torch" -> "cupy", on_device true;
     "core_graph_view_returned", "graph", "torch" -> "cupy", on_device true;

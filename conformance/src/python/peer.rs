@@ -4,7 +4,7 @@ use bridge_core::{
     Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Failed, Offer, Order, Profile, Result, Strides,
 };
 use bridge_frameworks::Protocol;
-use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
+use bridge_pyo3::{Borrowed, Fingerprint, PyAdapter, PyTensor};
 use pyo3::prelude::*;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -91,12 +91,12 @@ impl<'py> PyAdapter<'py> for Peer<'py> {
         self.protocol.locate(tensor)
     }
 
-    fn mark(&self, tensor: &PyTensor<'py>, exported: &Export) -> Mark {
-        self.protocol.mark(tensor, exported)
+    fn fingerprint(&self, tensor: &PyTensor<'py>, exported: &Export) -> Fingerprint {
+        self.protocol.fingerprint(tensor, exported)
     }
 
-    fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, mark: &Mark) -> bool {
-        self.protocol.is_still(tensor, exported, mark)
+    fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, fingerprint: &Fingerprint) -> bool {
+        self.protocol.is_still(tensor, exported, fingerprint)
     }
 
     fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {

@@ -348,9 +348,9 @@ impl Moves<'_> {
 /// Those of the driver.
 fn wait(link: &dyn Link, (device, stream): (Device, Stream)) -> Result<()> {
     // SAFETY: the stream is alive, as the module says.
-    let mark = unsafe { link.mark(device, stream) }?;
-    let waited = link.wait(device, &mark);
-    link.release(device, mark);
+    let event = unsafe { link.record(device, stream) }?;
+    let waited = link.wait(device, &event);
+    link.release(device, event);
     waited
 }
 

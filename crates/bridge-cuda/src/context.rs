@@ -197,7 +197,7 @@ pub(crate) fn both_or_neither(earlier: (Stream, Capture), later: (Stream, Captur
 }
 
 /// When the work now in a stream is done.
-pub(crate) enum Mark {
+pub(crate) enum Point {
     /// Already.
     Idle,
     /// Once this event has fired.
@@ -250,18 +250,18 @@ impl<'a, D: Driver> Entered<'a, D> {
     /// Returns when the work now in the stream is done, or `None` where that is unknown, as for a captured stream: a
     /// captured event never fires, querying it invalidates the capture, and the graph may use the memory at every
     /// launch. `is_busy` says that earlier work is known to be pending, which saves a query.
-    pub fn mark(&self, stream: Stream, is_busy: impl FnOnce() -> bool) -> Option<Mark> {
+    pub fn record_unless_idle(&self, stream: Stream, is_busy: impl FnOnce() -> bool) -> Option<Point> {
         match self.driver.is_capturing(stream) {
             // A query of the stream costs less than an event and its polling.
-            Ok(false) if !is_busy() && self.driver.is_idle(stream).unwrap_or(false) => Some(Mark::Idle),
-            Ok(false) => self.record(stream).ok().map(Mark::Event),
+            Ok(false) if !is_busy() && self.driver.is_idle(stream).unwrap_or(false) => Some(Point::Idle),
+            Ok(false) => self.record(stream).ok().map(Point::Event),
             _ => None,
         }
     }
 
     /// Records an event after all work now in any stream of the device; `None` where that is not possible, as while
     /// `stream` or a blocking stream is being captured.
-    pub fn mark_all(&self, stream: Stream) -> Option<Event> {
+    pub fn record_all(&self, stream: Stream) -> Option<Event> {
         let free = |stream| self.driver.is_capturing(stream) == Ok(false);
         if !(free(stream) && free(Stream::LEGACY)) {
             return None;

@@ -139,7 +139,7 @@ pub(crate) trait Driver: Send + Sync + 'static {
     /// Records the event after all work now in the stream.
     fn record_event(&self, event: Event, stream: Stream) -> Outcome<()>;
     /// Returns whether [`record_context`](Self::record_context) is there: since CUDA 12.5.
-    fn marks_contexts(&self) -> bool;
+    fn can_record_contexts(&self) -> bool;
     /// Records the event after all work now in any stream of the context. It ends captures of streams of the context.
     fn record_context(&self, event: Event, context: Context) -> Outcome<()>;
     /// Makes all work submitted to the stream from now on wait for the event as it is recorded now.

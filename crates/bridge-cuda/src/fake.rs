@@ -292,7 +292,7 @@ impl Driver for Fake {
         Ok(())
     }
 
-    fn marks_contexts(&self) -> bool {
+    fn can_record_contexts(&self) -> bool {
         true
     }
 

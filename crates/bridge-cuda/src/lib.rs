@@ -45,7 +45,7 @@ mod words;
 
 pub use driver::{HANDLE, Handle};
 pub use launch::{Image, Kernels, Launch};
-pub use memory::{Link, Mark};
+pub use memory::{Event, Link};
 pub use pointer::Located;
 pub use sharing::{Opened, Outlet, Sharing, Signal, Transport};
 pub use words::Words;
@@ -247,8 +247,8 @@ pub unsafe fn works_after_legacy(device: Device, stream: Stream) -> Result<bool>
 
 /// Returns whether the driver can tell when all work of a device has run, as
 /// [`Ordering::release_after_all_work`] needs: since CUDA 12.5. Without it that memory is leaked.
-pub fn marks_devices() -> bool {
-    cuda().is_ok_and(|cuda| cuda.devices().driver().marks_contexts())
+pub fn can_record_devices() -> bool {
+    cuda().is_ok_and(|cuda| cuda.devices().driver().can_record_contexts())
 }
 
 /// Returns the number of buffers that [`Ordering::release_later`] has neither dropped nor leaked yet, and of those that wait

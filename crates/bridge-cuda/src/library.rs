@@ -252,7 +252,7 @@ impl Driver for Cuda {
         unsafe { call!(self, cuEventRecord(event.0 as CUevent, handle(stream))) }
     }
 
-    fn marks_contexts(&self) -> bool {
+    fn can_record_contexts(&self) -> bool {
         self.3.is_some()
     }
 

@@ -1,24 +1,24 @@
 //! Copies of bytes between the host and devices, and memory for them.
 
 use crate::context::{Capture, Devices, both_or_neither};
-use crate::driver::{Direction, Driver, Event, Outcome, RELAXED, error};
+use crate::driver::{Direction, Driver, Event as RawEvent, Outcome, RELAXED, error};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream, poison};
 
-/// A point in a stream: the work that the stream held when [`Link::mark`] was called. Pass it to [`Link::release`]
+/// A point in a stream: the work that the stream held when [`Link::record`] was called. Pass it to [`Link::release`]
 /// once.
 #[derive(Debug)]
 #[must_use = "pass it to Link::release once"]
-pub struct Mark(Event);
+pub struct Event(RawEvent);
 
-impl Mark {
-    /// Returns a mark with this number, for an implementation of [`Link`] of your own.
+impl Event {
+    /// Returns an event with this number, for an implementation of [`Link`] of your own.
     ///
     /// # Safety
     ///
-    /// The implementation that the mark is passed to has made the number, and has not released it: that of this crate
+    /// The implementation that the event is passed to has made the number, and has not released it: that of this crate
     /// takes it for an event of the driver.
     pub const unsafe fn new(number: usize) -> Self {
-        Self(Event(number))
+        Self(RawEvent(number))
     }
 
     /// Returns its number.
@@ -63,16 +63,16 @@ pub trait Link: Send + Sync {
     /// # Safety
     ///
     /// `stream` is alive.
-    unsafe fn mark(&self, device: Device, stream: Stream) -> Result<Mark>;
+    unsafe fn record(&self, device: Device, stream: Stream) -> Result<Event>;
 
-    /// Returns whether all work before the mark has run.
-    fn is_complete(&self, device: Device, mark: &Mark) -> Result<bool>;
+    /// Returns whether all work before the event has run.
+    fn is_complete(&self, device: Device, event: &Event) -> Result<bool>;
 
-    /// Blocks the host until all work before the mark has run.
-    fn wait(&self, device: Device, mark: &Mark) -> Result<()>;
+    /// Blocks the host until all work before the event has run.
+    fn wait(&self, device: Device, event: &Event) -> Result<()>;
 
-    /// Releases a mark.
-    fn release(&self, device: Device, mark: Mark);
+    /// Releases an event.
+    fn release(&self, device: Device, event: Event);
 
     /// Returns whether the stream is being captured into a graph.
     ///
@@ -146,23 +146,23 @@ impl<D: Driver> Link for Devices<D> {
         self.relaxed(|| self.driver().create_stream())
     }
 
-    unsafe fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
-        self.mark(device, stream)
+    unsafe fn record(&self, device: Device, stream: Stream) -> Result<Event> {
+        self.record(device, stream)
     }
 
-    fn is_complete(&self, device: Device, mark: &Mark) -> Result<bool> {
+    fn is_complete(&self, device: Device, event: &Event) -> Result<bool> {
         let _entered = self.enter(device)?;
-        self.relaxed(|| self.driver().query_event(mark.0))
+        self.relaxed(|| self.driver().query_event(event.0))
     }
 
-    fn wait(&self, device: Device, mark: &Mark) -> Result<()> {
+    fn wait(&self, device: Device, event: &Event) -> Result<()> {
         let _entered = self.enter(device)?;
-        self.relaxed(|| self.driver().synchronize_event(mark.0))
+        self.relaxed(|| self.driver().synchronize_event(event.0))
     }
 
-    fn release(&self, device: Device, mark: Mark) {
+    fn release(&self, device: Device, event: Event) {
         // Without the context the driver has destroyed the event already.
-        let _ = self.enter(device).map(|entered| entered.recycle(mark.0));
+        let _ = self.enter(device).map(|entered| entered.recycle(event.0));
     }
 
     unsafe fn is_captured(&self, device: Device, stream: Stream) -> Result<bool> {
@@ -199,9 +199,9 @@ impl<D: Driver> Link for Devices<D> {
 }
 
 impl<D: Driver> Devices<D> {
-    /// As [`Link::mark`].
-    fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
-        self.checked(self.enter(device)?.record(stream).map(Mark))
+    /// As [`Link::record`].
+    fn record(&self, device: Device, stream: Stream) -> Result<Event> {
+        self.checked(self.enter(device)?.record(stream).map(Event))
     }
 
     /// As [`Link::is_captured`].
@@ -230,9 +230,9 @@ impl<D: Driver> Devices<D> {
     pub fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
         let capture = |(device, stream)| Ok::<_, Error>((stream, self.checked(self.enter(device)?.capture(stream))?));
         both_or_neither(capture(earlier)?, capture(later)?)?;
-        let mark = self.mark(earlier.0, earlier.1)?;
-        let waited = self.enter(later.0).and_then(|_entered| self.checked(self.driver().wait_event(later.1, mark.0)));
-        Link::release(self, earlier.0, mark);
+        let event = self.record(earlier.0, earlier.1)?;
+        let waited = self.enter(later.0).and_then(|_entered| self.checked(self.driver().wait_event(later.1, event.0)));
+        Link::release(self, earlier.0, event);
         waited
     }
 }
@@ -258,15 +258,15 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_has_the_number_that_it_was_given() {
+    fn an_event_has_the_number_that_it_was_given() {
         // SAFETY: no implementation gets it.
-        let mark = unsafe { Mark::new(7) };
-        assert_eq!(mark.number(), 7);
+        let event = unsafe { Event::new(7) };
+        assert_eq!(event.number(), 7);
     }
 
-    fn marked(link: &dyn Link) -> Result<Mark> {
+    fn recorded(link: &dyn Link) -> Result<Event> {
         // SAFETY: no driver sees this stream.
-        unsafe { link.mark(GPUS[0], A) }
+        unsafe { link.record(GPUS[0], A) }
     }
 
     fn allocate(link: &dyn Link, device: Device) -> Result<usize> {
@@ -324,15 +324,15 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_reached_when_its_stream_is_and_its_event_is_used_again() {
+    fn an_event_is_complete_when_its_stream_is_and_is_used_again() {
         let devices = devices();
         let link: &dyn Link = &devices;
-        let mark = marked(link).unwrap();
-        assert!(!link.is_complete(GPUS[0], &mark).unwrap());
-        link.wait(GPUS[0], &mark).unwrap();
-        assert!(link.is_complete(GPUS[0], &mark).unwrap());
-        link.release(GPUS[0], mark);
-        let again = marked(link).unwrap();
+        let event = recorded(link).unwrap();
+        assert!(!link.is_complete(GPUS[0], &event).unwrap());
+        link.wait(GPUS[0], &event).unwrap();
+        assert!(link.is_complete(GPUS[0], &event).unwrap());
+        link.release(GPUS[0], event);
+        let again = recorded(link).unwrap();
         assert_eq!((again.number(), devices.driver().live_events()), (1, 1));
     }
 
@@ -396,9 +396,9 @@ mod tests {
             ("cuMemcpyDtoDAsync_v2", |link| copy(link, GPUS[0], GPUS[0])),
             ("cuMemcpyPeerAsync", |link| copy(link, GPUS[0], GPUS[1])),
             ("cuCtxPushCurrent_v2", |link| copy(link, GPUS[0], GPUS[1])),
-            ("cuEventRecord", |link| marked(link).map(drop)),
-            ("cuEventQuery", |link| link.is_complete(GPUS[0], &marked(link)?).map(drop)),
-            ("cuEventSynchronize", |link| link.wait(GPUS[0], &marked(link)?)),
+            ("cuEventRecord", |link| recorded(link).map(drop)),
+            ("cuEventQuery", |link| link.is_complete(GPUS[0], &recorded(link)?).map(drop)),
+            ("cuEventSynchronize", |link| link.wait(GPUS[0], &recorded(link)?)),
             // SAFETY: no driver sees this stream.
             ("cuStreamIsCapturing", |link| unsafe { link.is_captured(GPUS[0], A) }.map(drop)),
             ("cuPointerGetAttributes", |link| link.is_pinned(0x1000, 1).map(drop)),

@@ -1,7 +1,7 @@
 //! Orders streams with CUDA events.
 
 use crate::after_capture::AfterCapture;
-use crate::context::{Capture, Devices, Entered, Mark};
+use crate::context::{Capture, Devices, Entered, Point};
 use crate::driver::{Driver, error};
 use crate::flushes::Flushes;
 use crate::releases;
@@ -94,14 +94,16 @@ fn release_later<D: Driver>(
         releases.leak(buffers);
         return Ok(());
     };
-    let (stream, mark) = match after {
+    let (stream, point) = match after {
         // Events fire in the order of their stream, so work after a pending one is pending.
-        After::Stream(stream) => (Some(stream), entered.mark(stream, || releases.is_after(devices, device, stream))),
-        After::All(stream) => (None, entered.mark_all(stream).map(Mark::Event)),
+        After::Stream(stream) => {
+            (Some(stream), entered.record_unless_idle(stream, || releases.is_after(devices, device, stream)))
+        }
+        After::All(stream) => (None, entered.record_all(stream).map(Point::Event)),
     };
-    match mark {
-        Some(Mark::Idle) => releases::drop_each(buffers),
-        Some(Mark::Event(event)) => releases.take(devices, device, stream, event, buffers),
+    match point {
+        Some(Point::Idle) => releases::drop_each(buffers),
+        Some(Point::Event(event)) => releases.take(devices, device, stream, event, buffers),
         None if is_forbidden(&entered, after) => return Err(buffers),
         None => releases.leak(buffers),
     }
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn such_a_buffer_is_leaked_where_the_driver_cannot_mark_and_no_capture_is_ended() {
+    fn such_a_buffer_is_leaked_where_the_driver_cannot_record_and_no_capture_is_ended() {
         let (cuda, drops) = (cuda(), Arc::default());
         fake(&cuda).capture(A);
         cuda.release_after_all_work(GPU, A, Counted::boxed(&drops));

@@ -31,7 +31,7 @@ mod found {
     pub(crate) fn check(device: Device, named: Option<Stream>) -> Result<()> {
         bridge_cuda::available()?;
         let Some(stream) = named else {
-            return match bridge_cuda::marks_devices() {
+            return match bridge_cuda::can_record_devices() {
                 true => Ok(()),
                 false => {
                     let text = "this driver cannot tell when a device has done its work (CUDA 12.5 can): pass stream=, the stream that the consumer will use";

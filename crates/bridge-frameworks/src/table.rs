@@ -65,7 +65,7 @@ macro_rules! frameworks {
             use super::Framework;
             use crate::Protocol;
             use bridge_core::{Adapter, Consumer, DType, Device, Failed, Export, Offer, Order, Profile, Result};
-            use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
+            use bridge_pyo3::{Borrowed, Fingerprint, PyAdapter, PyTensor};
             use pyo3::Python;
             use std::ops::Deref;
             use std::sync::Arc;
@@ -145,12 +145,12 @@ macro_rules! frameworks {
                     (**self).locate(tensor)
                 }
 
-                fn mark(&self, tensor: &PyTensor<'py>, exported: &Export) -> Mark {
-                    (**self).mark(tensor, exported)
+                fn fingerprint(&self, tensor: &PyTensor<'py>, exported: &Export) -> Fingerprint {
+                    (**self).fingerprint(tensor, exported)
                 }
 
-                fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, mark: &Mark) -> bool {
-                    (**self).is_still(tensor, exported, mark)
+                fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, fingerprint: &Fingerprint) -> bool {
+                    (**self).is_still(tensor, exported, fingerprint)
                 }
 
                 fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {

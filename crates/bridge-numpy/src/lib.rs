@@ -13,7 +13,7 @@ mod runtime;
 
 use bridge_core::planted::is_planted;
 use bridge_core::{Adapter, Consumer, DType, Device, Error, Export, Offer, Order, Profile, Result};
-use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor, framework_error};
+use bridge_pyo3::{Borrowed, Fingerprint, PyAdapter, PyTensor, framework_error};
 use pyo3::{PyErr, Python};
 use runtime::Runtime;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl<'py> PyAdapter<'py> for NumPy<'py> {
         export::borrow(self.runtime, array)
     }
 
-    fn is_still(&self, array: &PyTensor<'py>, exported: &Export, _: &Mark) -> bool {
+    fn is_still(&self, array: &PyTensor<'py>, exported: &Export, _: &Fingerprint) -> bool {
         self.borrow(array).is_ok_and(|borrowed| borrowed.is(exported))
     }
 

@@ -40,8 +40,8 @@ use pyo3::prelude::*;
 /// Tensors of the adapters for Python.
 pub type PyTensor<'py> = Bound<'py, PyAny>;
 
-/// What an adapter remembers of a tensor to see whether it has changed: [`PyAdapter::mark`].
-pub type Mark = Box<[usize]>;
+/// What an adapter remembers of a tensor to see whether it has changed: [`PyAdapter::fingerprint`].
+pub type Fingerprint = Box<[usize]>;
 
 /// An adapter whose tensors are Python objects.
 pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
@@ -73,16 +73,16 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
 
     /// Returns what [`is_still`](Self::is_still) compares a tensor with later, beside what was exported as `exported`. The
     /// default is nothing.
-    fn mark(&self, tensor: &PyTensor<'py>, exported: &bridge_core::Export) -> Mark {
+    fn fingerprint(&self, tensor: &PyTensor<'py>, exported: &bridge_core::Export) -> Fingerprint {
         let _ = (tensor, exported);
-        Mark::default()
+        Fingerprint::default()
     }
 
     /// Returns whether a tensor still is what was exported as `exported`, as another export would say: the same memory, shape,
-    /// strides and dtype. `mark` is that of the tensor. It may answer `false` where that is not known without an export,
+    /// strides and dtype. `fingerprint` is that of the tensor. It may answer `false` where that is not known without an export,
     /// and the default does.
-    fn is_still(&self, tensor: &PyTensor<'py>, exported: &bridge_core::Export, mark: &Mark) -> bool {
-        let _ = (tensor, exported, mark);
+    fn is_still(&self, tensor: &PyTensor<'py>, exported: &bridge_core::Export, fingerprint: &Fingerprint) -> bool {
+        let _ = (tensor, exported, fingerprint);
         false
     }
 

@@ -7,7 +7,7 @@ use crate::pairs::{self, Pairs, of_target};
 use crate::{conversions, options, trace};
 use bridge_core::{DType, Error, ErrorKind, Export, Failed, Misfit, Pair, Prepared, Result};
 use bridge_ipc::Leases;
-use bridge_pyo3::{Mark, PyTensor, together};
+use bridge_pyo3::{Fingerprint, PyTensor, together};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -133,7 +133,7 @@ struct Look {
 /// How a call looks at a side of a pair. Frameworks are those of the copier, by their number.
 enum Side {
     /// At the tensor.
-    Tensor(usize, Mark),
+    Tensor(usize, Fingerprint),
     /// At the number of its storage.
     Storage(usize, usize),
     /// Not at all: memory that is kept stays.
@@ -146,7 +146,7 @@ impl Side {
     /// Returns whether a tensor is seen to be what was exported, or to have the storage that it had, without an export.
     fn is_same(&self, adapters: &[AnyAdapter<'_>], tensor: &PyTensor<'_>, exported: &Export) -> bool {
         match self {
-            Self::Tensor(framework, mark) => adapters[*framework].is_still(tensor, exported, mark),
+            Self::Tensor(framework, fingerprint) => adapters[*framework].is_still(tensor, exported, fingerprint),
             Self::Storage(framework, number) => adapters[*framework].has_storage(tensor, *number),
             Self::Kept => true,
             Self::Unseen => false,
@@ -210,7 +210,7 @@ fn looks(
             });
             Ok(match storage {
                 Some(storage) => Side::Storage(number, storage),
-                None => Side::Tensor(number, adapter.mark(tensor, exported)),
+                None => Side::Tensor(number, adapter.fingerprint(tensor, exported)),
             })
         };
         let sides = (side(from, src, source)?, side(to, out, target)?);

@@ -1,14 +1,14 @@
 //! Borrows PyTorch tensors.
 
 use crate::export::{export, plain};
-use crate::mark::INLINE;
+use crate::fingerprint::INLINE;
 use crate::raised;
 use crate::refusal::refusal;
 use crate::runtime::Runtime;
 use crate::watched;
 use bridge_core::dlpack::{View, describes, read};
 use bridge_core::{Access, Consumer, DeviceKind, Export, Result, Stream};
-use bridge_pyo3::{Borrowed, Mark, PyTensor, call, not_a_tensor, without_pending};
+use bridge_pyo3::{Borrowed, Fingerprint, PyTensor, call, not_a_tensor, without_pending};
 use pyo3::intern;
 
 /// Borrows a tensor through PyTorch's C functions. Versions without them export.
@@ -39,12 +39,12 @@ pub(crate) fn borrow<'a>(runtime: &Runtime, tensor: &'a PyTensor<'_>) -> Result<
 }
 
 /// Returns whether a tensor still is what was exported, where PyTorch's C functions say so.
-pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, exported: &Export, mark: &Mark) -> bool {
+pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, exported: &Export, fingerprint: &Fingerprint) -> bool {
     let Some(native) = &runtime.native else { return false };
     if watched::check(runtime, tensor).is_err() {
         return false;
     }
-    if runtime.is_plain(tensor) && native.is_marked(tensor, mark) {
+    if runtime.is_plain(tensor) && native.has_fingerprint(tensor, fingerprint) {
         return true;
     }
     let is_described = || {
@@ -61,12 +61,14 @@ pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, exported: &Expo
         && is_described() == Some(true)
 }
 
-/// Returns the mark of a tensor that is what was exported. Only those have one whose type decides nothing and whose
+/// Returns the fingerprint of a tensor that is what was exported. Only those have one whose type decides nothing and whose
 /// shape is part of their implementation.
-pub(crate) fn mark(runtime: &Runtime, tensor: &PyTensor<'_>, exported: &Export) -> Mark {
-    let is_marked = runtime.is_plain(tensor) && exported.layout().shape().len() <= INLINE;
+pub(crate) fn fingerprint(runtime: &Runtime, tensor: &PyTensor<'_>, exported: &Export) -> Fingerprint {
+    let has_fingerprint = runtime.is_plain(tensor) && exported.layout().shape().len() <= INLINE;
     match &runtime.native {
-        Some(native) if is_marked && is_still(runtime, tensor, exported, &Mark::default()) => native.mark(tensor),
-        _ => Mark::default(),
+        Some(native) if has_fingerprint && is_still(runtime, tensor, exported, &Fingerprint::default()) => {
+            native.fingerprint(tensor)
+        }
+        _ => Fingerprint::default(),
     }
 }

@@ -35,6 +35,8 @@ mod describe;
 mod exchange;
 #[cfg(feature = "python")]
 mod export;
+#[cfg(feature = "python")]
+mod fingerprint;
 #[cfg(any(feature = "python", feature = "tch"))]
 mod fork;
 #[cfg(feature = "python")]
@@ -43,8 +45,6 @@ mod hold;
 mod import;
 #[cfg(any(feature = "python", feature = "tch"))]
 mod library;
-#[cfg(feature = "python")]
-mod mark;
 #[cfg(any(feature = "python", feature = "tch"))]
 mod memory;
 #[cfg(feature = "python")]

@@ -87,7 +87,7 @@ impl Memory {
     pub(crate) unsafe fn of(storage: usize, offsets: MemoryOffsets, is_shared: impl FnOnce() -> bool) -> Option<Self> {
         // SAFETY: the caller's obligation.
         let (context, current) = unsafe { (word(storage, offsets.context), word(storage, offsets.deleter)) };
-        // Without a deleter there is nothing to keep; 0 is also the mark of an empty slot.
+        // Without a deleter there is nothing to keep; 0 is also the fingerprint of an empty slot.
         if context == 0 || current == 0 {
             return None;
         }

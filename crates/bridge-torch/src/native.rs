@@ -7,14 +7,14 @@
 use crate::counter::Counters;
 use crate::describe::{Access, Describe};
 use crate::exchange::Borrow;
+use crate::fingerprint::{Fields, words};
 use crate::hold::{Hold, Owner, Place, hold};
 use crate::library::{AtTensor, Held, MemoryOffsets, SEARCHED, function, search, word};
-use crate::mark::{Marks, words};
 use crate::memory::Memory;
 use bridge_core::dlpack::ffi::DLTensor;
 use bridge_core::planted::is_planted;
 use bridge_core::{DType, Error, ErrorKind, Pending, Result};
-use bridge_pyo3::{Guarded, Mark, PyTensor, probe, watch_for_exit};
+use bridge_pyo3::{Fingerprint, Guarded, PyTensor, probe, watch_for_exit};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 use std::ffi::{c_int, c_void};
@@ -28,7 +28,7 @@ pub(crate) struct Native {
     functions: Functions,
     offsets: Offsets,
     describe: Option<Describe>,
-    marks: Option<Marks>,
+    fields: Option<Fields>,
     counters: Option<Counters>,
     /// Whether [`Memory::keep`] does what it says.
     keeps_memory: bool,
@@ -160,7 +160,7 @@ impl Native {
             let [plain, .., leaf, imported] = &samples;
             let Some(offsets) = plain.offsets()? else { return Ok(None) };
             let mut native =
-                Self { borrow, functions, offsets, describe: None, marks: None, counters: None, keeps_memory: false };
+                Self { borrow, functions, offsets, describe: None, fields: None, counters: None, keeps_memory: false };
             let access = probe(torch.py(), Access::find(torch, offsets.storage, offsets.memory.address))?.flatten();
             // SAFETY: the implementation is alive with its tensor.
             native.describe =
@@ -170,7 +170,7 @@ impl Native {
             Ok((agrees && own == same && own != other).then_some(native))
         };
         let Some(mut native) = probe(torch.py(), look())?.flatten() else { return Ok(None) };
-        native.marks = probe(torch.py(), Marks::find(torch, native.offsets.storage))?.flatten();
+        native.fields = probe(torch.py(), Fields::find(torch, native.offsets.storage))?.flatten();
         native.keeps_memory = probe(torch.py(), native.keeps_memory(torch))? == Some(true);
         native.counters = probe(torch.py(), Counters::find(torch, |object| native.tensor(object)))?.flatten();
         Ok(Some(native))
@@ -298,14 +298,14 @@ impl Native {
         }
     }
 
-    /// Returns the words by which [`is_marked`](Self::is_marked) sees that a tensor has not changed; none where that is
+    /// Returns the words by which [`has_fingerprint`](Self::has_fingerprint) sees that a tensor has not changed; none where that is
     /// not known.
-    pub(crate) fn mark(&self, object: &PyTensor<'_>) -> Mark {
+    pub(crate) fn fingerprint(&self, object: &PyTensor<'_>) -> Fingerprint {
         // SAFETY: the object keeps its tensor.
         let implementation = unsafe { (*self.tensor(object)).expose_provenance() };
-        let Some(marks) = self.marks.filter(|_| self.storage(object) != 0) else { return Mark::default() };
+        let Some(fields) = self.fields.filter(|_| self.storage(object) != 0) else { return Fingerprint::default() };
         // SAFETY: the implementation is alive, and so is its storage; the GIL is held.
-        unsafe { [&[implementation], marks.of(implementation), self.owner(implementation)].concat().into() }
+        unsafe { [&[implementation], fields.of(implementation), self.owner(implementation)].concat().into() }
     }
 
     /// Returns what an implementation's storage says of its memory: its address, and how it is freed.
@@ -318,16 +318,16 @@ impl Native {
         unsafe { words(word(implementation, self.offsets.storage) + self.offsets.memory.address, 3) }
     }
 
-    /// Returns whether a tensor is as it was at its mark, and does not require grad. PyTorch is asked for the latter: the
-    /// words of a mark do not say it.
-    pub(crate) fn is_marked(&self, object: &PyTensor<'_>, mark: &Mark) -> bool {
-        let (Some(marks), [known, words @ ..]) = (self.marks, &**mark) else { return false };
+    /// Returns whether a tensor is as it was at its fingerprint, and does not require grad. PyTorch is asked for the latter: the
+    /// words of a fingerprint do not say it.
+    pub(crate) fn has_fingerprint(&self, object: &PyTensor<'_>, fingerprint: &Fingerprint) -> bool {
+        let (Some(fields), [known, words @ ..]) = (self.fields, &**fingerprint) else { return false };
         // SAFETY: the object keeps its implementation and that its storage; the GIL is held.
         unsafe {
             let implementation = (*self.tensor(object)).expose_provenance();
-            let (own, memory) = words.split_at(marks.count());
+            let (own, memory) = words.split_at(fields.count());
             implementation == *known
-                && marks.of(implementation) == own
+                && fields.of(implementation) == own
                 && self.owner(implementation) == memory
                 && !self.requires_grad(object)
         }

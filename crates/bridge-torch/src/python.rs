@@ -4,7 +4,7 @@ use crate::runtime::Runtime;
 use crate::{borrow, counter, export, import, raised, watched};
 use bridge_core::planted::is_planted;
 use bridge_core::{Adapter, Consumer, DType, Device, Export, Failed, Offer, Order, Profile, Result};
-use bridge_pyo3::{Borrowed, Mark, PyAdapter, PyTensor};
+use bridge_pyo3::{Borrowed, Fingerprint, PyAdapter, PyTensor};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use std::sync::Arc;
@@ -108,12 +108,12 @@ impl<'py> PyAdapter<'py> for Torch<'py> {
         export::locate(self.runtime, tensor)
     }
 
-    fn mark(&self, tensor: &PyTensor<'py>, exported: &Export) -> Mark {
-        borrow::mark(self.runtime, tensor, exported)
+    fn fingerprint(&self, tensor: &PyTensor<'py>, exported: &Export) -> Fingerprint {
+        borrow::fingerprint(self.runtime, tensor, exported)
     }
 
-    fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, mark: &Mark) -> bool {
-        borrow::is_still(self.runtime, tensor, exported, mark)
+    fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, fingerprint: &Fingerprint) -> bool {
+        borrow::is_still(self.runtime, tensor, exported, fingerprint)
     }
 
     fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {

@@ -20,7 +20,7 @@ pub(crate) struct StreamByValue {
 const CUDA: i8 = 1;
 
 /// Returns the stream to record for work in `stream`: for the per-thread stream the legacy one, which waits for it. The
-/// allocator marks a recorded stream on the thread that frees the block, where the handle would name another one.
+/// allocator fields a recorded stream on the thread that frees the block, where the handle would name another one.
 pub(crate) fn lasting(stream: Stream) -> Stream {
     stream.on_any_thread()
 }

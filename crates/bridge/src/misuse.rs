@@ -142,7 +142,7 @@ alive! {
 alive! {
     in "use truebridge::{Device, Stream, cuda};
         fn driven(device: Device, stream: Stream, link: &dyn cuda::Link) {";
-    AMarkIsInAStreamThatIsAlive: "link.mark(device, stream)";
+    AnEventIsInAStreamThatIsAlive: "link.record(device, stream)";
     TheLinkIsAskedOfAStreamThatIsAlive: "link.is_captured(device, stream)";
     TheLinkAllocatesInAStreamThatIsAlive: "link.allocate(device, 16, stream)";
     TheDriverIsAskedOfAStreamThatIsAlive: "cuda::works_after_legacy(device, stream)";

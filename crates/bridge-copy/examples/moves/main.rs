@@ -100,9 +100,9 @@ fn allocate(link: &dyn Link, nbytes: usize) -> Result<usize> {
 
 fn finish(link: &dyn Link) -> Result<()> {
     // SAFETY: the stream is a default stream.
-    let mark = unsafe { link.mark(GPU, STREAM) }?;
-    let waited = link.wait(GPU, &mark);
-    link.release(GPU, mark);
+    let event = unsafe { link.record(GPU, STREAM) }?;
+    let waited = link.wait(GPU, &event);
+    link.release(GPU, event);
     waited
 }
 

@@ -1,7 +1,7 @@
 //! A link without a device: copies take time and move nothing.
 
 use bridge_core::{Device, Result, Stream};
-use bridge_cuda::{Link, Mark};
+use bridge_cuda::{Event, Link};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
@@ -44,23 +44,23 @@ impl Link for Model {
         Ok(Stream::LEGACY)
     }
 
-    unsafe fn mark(&self, _: Device, _: Stream) -> Result<Mark> {
+    unsafe fn record(&self, _: Device, _: Stream) -> Result<Event> {
         // SAFETY: the numbers of this implementation are times.
-        Ok(unsafe { Mark::new(self.until.load(Relaxed)) })
+        Ok(unsafe { Event::new(self.until.load(Relaxed)) })
     }
 
-    fn is_complete(&self, _: Device, mark: &Mark) -> Result<bool> {
-        Ok(mark.number() <= self.now())
+    fn is_complete(&self, _: Device, event: &Event) -> Result<bool> {
+        Ok(event.number() <= self.now())
     }
 
-    fn wait(&self, _: Device, mark: &Mark) -> Result<()> {
-        while mark.number() > self.now() {
+    fn wait(&self, _: Device, event: &Event) -> Result<()> {
+        while event.number() > self.now() {
             std::thread::yield_now();
         }
         Ok(())
     }
 
-    fn release(&self, _: Device, _: Mark) {}
+    fn release(&self, _: Device, _: Event) {}
 
     unsafe fn is_captured(&self, _: Device, _: Stream) -> Result<bool> {
         Ok(false)

@@ -107,27 +107,27 @@ fn row(link: &dyn Link, name: &str, cuts: Cuts, sizes: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Copies between pinned memory and the device in pieces, each with its mark, on one thread and on two with a stream
+/// Copies between pinned memory and the device in pieces, each with its event, on one thread and on two with a stream
 /// each.
 fn in_pieces(link: &dyn Link) -> Result<()> {
     const NBYTES: usize = 256 * MIB;
-    println!("\nThe link in pieces with a mark each, of {} MiB. GB/s\n", NBYTES / MIB);
+    println!("\nThe link in pieces with an event each, of {} MiB. GB/s\n", NBYTES / MIB);
     println!("| piece, KiB | up | down | up, two streams | down, two streams |\n|--:|--:|--:|--:|--:|");
     let (device, pinned) = (allocate(link, NBYTES)?, link.allocate_pinned(GPU, NBYTES)?);
     finish(link)?;
     for piece in [64, 256, 512, 1024, 2048, 4096, 8192, NBYTES >> 10].map(|kib| kib << 10) {
         let part = |bytes: std::ops::Range<usize>, down: bool, stream: Stream| -> Result<()> {
-            let mut marks = Vec::new();
+            let mut events = Vec::new();
             for start in bytes.step_by(piece) {
                 let ends = [(Device::CPU, pinned + start), (GPU, device + start)];
                 let (from, to) = if down { (ends[1], ends[0]) } else { (ends[0], ends[1]) };
                 // SAFETY: both allocations have room, and the wait keeps them until the copy has run.
                 unsafe { link.copy(from, to, piece, stream) }?;
                 // SAFETY: the stream is the link's own, or a default stream.
-                marks.push(unsafe { link.mark(GPU, stream) }?);
+                events.push(unsafe { link.record(GPU, stream) }?);
             }
-            let waited = marks.last().map_or(Ok(()), |mark| link.wait(GPU, mark));
-            marks.into_iter().for_each(|mark| link.release(GPU, mark));
+            let waited = events.last().map_or(Ok(()), |event| link.wait(GPU, event));
+            events.into_iter().for_each(|event| link.release(GPU, event));
             waited
         };
         print!("| {} ", piece >> 10);

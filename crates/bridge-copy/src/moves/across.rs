@@ -4,7 +4,7 @@ use super::memory::Block;
 use super::packed::Load;
 use super::{Moves, same, undefined, wait};
 use bridge_core::{Device, Failed, Piece, Result, Stream};
-use bridge_cuda::{Link, Mark};
+use bridge_cuda::{Event, Link};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,7 +17,7 @@ struct Lane {
     spreading: Place,
     /// The caller's stream of the last move, and the end of that move in it. Without it only that stream can have them.
     caller: Place,
-    end: Option<Mark>,
+    end: Option<Event>,
 }
 
 /// Streams of the package, for one move at a time. An earlier move from the same stream of the caller leaves its streams
@@ -38,7 +38,7 @@ impl Lanes {
     fn take(&self, link: &dyn Link, caller: Place, to: Device) -> Result<(Place, Place)> {
         let mut lanes = self.lanes();
         let fits = |lane: &Lane| (lane.moving.0, lane.spreading.0) == (caller.0, to);
-        let reached = |end: &Mark| link.is_complete(caller.0, end).unwrap_or(false);
+        let reached = |end: &Event| link.is_complete(caller.0, end).unwrap_or(false);
         let has_ended = |lane: &Lane| lane.end.as_ref().is_some_and(reached);
         let own = lanes.iter().position(|lane| fits(lane) && lane.caller == caller);
         if let Some(at) = own.or_else(|| lanes.iter().position(|lane| fits(lane) && has_ended(lane))) {
@@ -55,7 +55,7 @@ impl Lanes {
     /// Takes the streams back after the caller's was made to wait for them.
     fn give(&self, link: &dyn Link, caller: Place, (moving, spreading): (Place, Place)) {
         // SAFETY: the stream is alive, as the module `moves` says.
-        let end = unsafe { link.mark(caller.0, caller.1) }.ok();
+        let end = unsafe { link.record(caller.0, caller.1) }.ok();
         self.lanes().push(Lane { moving, spreading, caller, end });
     }
 }

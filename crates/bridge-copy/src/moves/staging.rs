@@ -3,7 +3,7 @@
 use super::cut::Cuts;
 use bridge_core::planted::is_planted;
 use bridge_core::{Device, Result, Stream};
-use bridge_cuda::{Link, Mark};
+use bridge_cuda::{Event, Link};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 struct Buffer {
     device: Device,
     address: usize,
-    /// Marks the last copy into this buffer or out of it. Before the mark is reached the buffer must not be used.
-    mark: Option<Mark>,
+    /// Marks the last copy into this buffer or out of it. Before the event is reached the buffer must not be used.
+    event: Option<Event>,
 }
 
 /// The staging buffers of a process that no move holds now.
@@ -47,7 +47,7 @@ impl Pool {
             let mine = |buffer: &Buffer| buffer.device == device;
             let is_free = |buffer: &Buffer| {
                 is_planted("moves_reuse_early")
-                    || buffer.mark.as_ref().is_none_or(|mark| link.is_complete(device, mark).unwrap_or(false))
+                    || buffer.event.as_ref().is_none_or(|event| link.is_complete(device, event).unwrap_or(false))
             };
             // The last one was used last: the cache may still have it.
             let free = kept.iter().rposition(|buffer| mine(buffer) && is_free(buffer));
@@ -57,7 +57,7 @@ impl Pool {
         };
         let buffer = match found {
             Some(buffer) => buffer,
-            None => Buffer { device, address: link.allocate_pinned(device, self.length)?, mark: None },
+            None => Buffer { device, address: link.allocate_pinned(device, self.length)?, event: None },
         };
         let mut staging = Staging { pool: self, link, buffer: Some(buffer) };
         staging.wait()?;
@@ -73,9 +73,9 @@ impl Pool {
                 return kept.push(buffer);
             }
         }
-        let reached = buffer.mark.take().is_none_or(|mark| {
-            let waited = link.wait(device, &mark).is_ok();
-            link.release(device, mark);
+        let reached = buffer.event.take().is_none_or(|event| {
+            let waited = link.wait(device, &event).is_ok();
+            link.release(device, event);
             waited
         });
         if reached {
@@ -103,7 +103,7 @@ impl Staging<'_> {
         ptr::with_exposed_provenance_mut(self.buffer().address)
     }
 
-    /// Submits a copy of `nbytes` bytes from `address` of the device to `stream`, and marks it.
+    /// Submits a copy of `nbytes` bytes from `address` of the device to `stream`, and events it.
     ///
     /// # Errors
     ///
@@ -115,11 +115,11 @@ impl Staging<'_> {
     /// free: [`wait`](Self::wait) has returned since its last copy.
     pub unsafe fn fill(&mut self, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
         let Buffer { device, address: start, .. } = *self.buffer();
-        // SAFETY: the caller's promises; the buffer is pinned and lives until its mark is reached, or for ever.
-        self.marked(stream, unsafe { self.link.copy((device, address), (Device::CPU, start), nbytes, stream) })
+        // SAFETY: the caller's promises; the buffer is pinned and lives until its event is reached, or for ever.
+        self.recorded(stream, unsafe { self.link.copy((device, address), (Device::CPU, start), nbytes, stream) })
     }
 
-    /// Submits a copy of the first `nbytes` bytes to `address` of the device to `stream`, and marks it.
+    /// Submits a copy of the first `nbytes` bytes to `address` of the device to `stream`, and events it.
     ///
     /// # Errors
     ///
@@ -131,21 +131,21 @@ impl Staging<'_> {
     pub unsafe fn empty(&mut self, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
         let Buffer { device, address: start, .. } = *self.buffer();
         // SAFETY: as in `fill`.
-        self.marked(stream, unsafe { self.link.copy((Device::CPU, start), (device, address), nbytes, stream) })
+        self.recorded(stream, unsafe { self.link.copy((Device::CPU, start), (device, address), nbytes, stream) })
     }
 
-    fn marked(&mut self, stream: Stream, copied: Result<()>) -> Result<()> {
-        let stream = if is_planted("moves_mark_elsewhere") { Stream::LEGACY } else { stream };
+    fn recorded(&mut self, stream: Stream, copied: Result<()>) -> Result<()> {
+        let stream = if is_planted("moves_record_elsewhere") { Stream::LEGACY } else { stream };
         // SAFETY: the stream is alive, as the module `moves` says.
-        let mark = copied.and_then(|()| unsafe { self.link.mark(self.buffer().device, stream) });
-        match (mark, &mut self.buffer) {
-            (Ok(mark), Some(buffer)) => {
-                buffer.mark = Some(mark);
+        let event = copied.and_then(|()| unsafe { self.link.record(self.buffer().device, stream) });
+        match (event, &mut self.buffer) {
+            (Ok(event), Some(buffer)) => {
+                buffer.event = Some(event);
                 Ok(())
             }
-            (mark, buffer) => {
+            (event, buffer) => {
                 *buffer = None;
-                mark.map(drop)
+                event.map(drop)
             }
         }
     }
@@ -156,12 +156,12 @@ impl Staging<'_> {
     ///
     /// Those of the driver. The buffer is then lost.
     pub fn wait(&mut self) -> Result<()> {
-        let Some(Buffer { device, mark: Some(mark), .. }) = &self.buffer else { return Ok(()) };
-        let waited = if is_planted("moves_reuse_early") { Ok(()) } else { self.link.wait(*device, mark) };
+        let Some(Buffer { device, event: Some(event), .. }) = &self.buffer else { return Ok(()) };
+        let waited = if is_planted("moves_reuse_early") { Ok(()) } else { self.link.wait(*device, event) };
         let device = *device;
         match &mut self.buffer {
             Some(buffer) if waited.is_ok() => {
-                buffer.mark.take().into_iter().for_each(|mark| self.link.release(device, mark))
+                buffer.event.take().into_iter().for_each(|event| self.link.release(device, event))
             }
             lost => *lost = None,
         }

@@ -205,7 +205,7 @@ fn pinned_host_memory_is_copied_at_once() {
     }
     let state = sim.state();
     assert_eq!(state.copies, [(GPU, Device::CPU, source.len()), (Device::CPU, GPU, source.len())]);
-    assert!(state.memory.is_empty() && state.marks.is_empty());
+    assert!(state.memory.is_empty() && state.events.is_empty());
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_move_in_a_capture_is_refused_and_one_without_elements_does_nothing() {
     assert!(moved(&moves(&sim, &pool), &sim, &[], GPU, Device::CPU).unwrap().is_empty());
 }
 
-/// The nth call of the link fails, for every n: the error is the driver's, and no mark and no memory is lost but that
+/// The nth call of the link fails, for every n: the error is the driver's, and no event and no memory is lost but that
 /// of a buffer whose last copy the driver cannot tell the end of.
 #[test]
 fn every_failure_is_an_error_and_the_next_move_works() {

@@ -257,7 +257,7 @@ fn staging_of_packed_pieces_is_not_used_before_its_last_copy_has_run() {
             tree.wrong()
         };
         assert_eq!(wrong(false), 0);
-        assert!(wrong(true) > 0, "where marks lie, this test sees it");
+        assert!(wrong(true) > 0, "where events lie, this test sees it");
         assert_eq!(wrong(false), 0);
     }
 }

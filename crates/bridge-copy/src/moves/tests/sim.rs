@@ -2,7 +2,7 @@
 //! earlier, and of two streams that do not wait for each other the later work is the first to run.
 
 use super::*;
-use bridge_cuda::Mark;
+use bridge_cuda::Event;
 use std::collections::HashMap;
 
 /// Work in a stream.
@@ -33,7 +33,7 @@ pub struct State {
     /// What the next work in a stream waits for.
     pub ends: HashMap<Place, Vec<usize>>,
     /// Marks by number, and what they wait for.
-    pub marks: HashMap<usize, Vec<usize>>,
+    pub events: HashMap<usize, Vec<usize>>,
     pub submitted: usize,
     pub done: usize,
     /// How many streams were made, two for each lane.
@@ -56,7 +56,7 @@ pub struct State {
     pub captured: bool,
     /// Calls until one fails.
     pub left: Option<usize>,
-    /// Claims that every mark is reached.
+    /// Claims that every event is reached.
     pub lies: bool,
 }
 
@@ -151,32 +151,32 @@ impl Link for Sim {
         Ok(own(device, number).1)
     }
 
-    unsafe fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
+    unsafe fn record(&self, device: Device, stream: Stream) -> Result<Event> {
         let mut state = self.call()?;
         state.made += 1;
         let (number, end) = (state.made, state.ends.get(&(device, stream)).cloned().unwrap_or_default());
-        state.marks.insert(number, end);
+        state.events.insert(number, end);
         // SAFETY: this implementation has made the number.
-        Ok(unsafe { Mark::new(number) })
+        Ok(unsafe { Event::new(number) })
     }
 
-    fn is_complete(&self, _: Device, mark: &Mark) -> Result<bool> {
+    fn is_complete(&self, _: Device, event: &Event) -> Result<bool> {
         let state = self.call()?;
-        Ok(state.lies || state.marks[&mark.number()].iter().all(|number| state.nodes[*number].work.is_none()))
+        Ok(state.lies || state.events[&event.number()].iter().all(|number| state.nodes[*number].work.is_none()))
     }
 
-    fn wait(&self, _: Device, mark: &Mark) -> Result<()> {
+    fn wait(&self, _: Device, event: &Event) -> Result<()> {
         let mut state = self.call()?;
         state.waits += 1;
         if !state.lies {
-            let until = state.marks[&mark.number()].clone();
+            let until = state.events[&event.number()].clone();
             Self::run(&mut state, &until);
         }
         Ok(())
     }
 
-    fn release(&self, _: Device, mark: Mark) {
-        self.state().marks.remove(&mark.number()).expect("a mark is released once");
+    fn release(&self, _: Device, event: Event) {
+        self.state().events.remove(&event.number()).expect("an event is released once");
     }
 
     unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()> {

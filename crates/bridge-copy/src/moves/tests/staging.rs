@@ -19,7 +19,7 @@ fn staging_is_not_used_before_its_last_copy_has_run() {
         sources.iter().zip(&targets).filter(|(source, target)| source != target).count()
     };
     assert_eq!(all(false), 0);
-    assert!(all(true) > 0, "where marks lie, this test sees it");
+    assert!(all(true) > 0, "where events lie, this test sees it");
     let pinned = sim.state().memory.len();
     assert!(pinned <= KEPT + 1, "{pinned} buffers for {} moves: the pool is bounded", sources.len());
 }

@@ -113,7 +113,7 @@ fn a_target_with_gaps_on_another_device_is_written() {
     assert_eq!((tree.wrong(), &*sim.state().launches), (0, &[1, 1][..]));
 }
 
-/// One failure of an order or a mark leaves no stream behind.
+/// One failure of an order or an event leaves no stream behind.
 #[test]
 fn streams_of_a_move_that_has_failed_are_used_again() {
     static FAILS: Mutex<usize> = Mutex::new(usize::MAX);

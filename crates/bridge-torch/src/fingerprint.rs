@@ -1,8 +1,8 @@
-//! Marks: the words of a tensor's implementation, to see later whether it has changed.
+//! Fields: the words of a tensor's implementation, to see later whether it has changed.
 //!
 //! Shape, strides, offset, dtype, device, flags and the storage are all words of one object. Their offsets need not be
 //! known: a tensor whose words are what they were has changed none of them. That is tried out with a tensor, which is
-//! changed in each of these, before any mark is used.
+//! changed in each of these, before any fingerprint is used.
 
 use crate::library::{WORD, word};
 use bridge_core::MAX_NDIM;
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::IntoPyDict;
 use std::{ptr, slice};
 
-/// The most words of an implementation that are looked at for the flags, which are the last of what a mark holds.
+/// The most words of an implementation that are looked at for the flags, which are the last of what a fingerprint holds.
 const MOST: usize = 32;
 
 /// The most dimensions whose lengths and strides are in the implementation itself.
@@ -21,16 +21,16 @@ const _: () = assert!(INLINE < MAX_NDIM);
 /// A change of a tensor in one respect, or how it is undone.
 type Change<'a> = &'a dyn Fn() -> PyResult<()>;
 
-/// Where the words of a mark are.
+/// Where the words of a fingerprint are.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Marks {
+pub(crate) struct Fields {
     /// The offset, in bytes, of the storage, which is the first of them: references are counted before it.
     first: usize,
     /// How many there are.
     count: usize,
 }
 
-impl Marks {
+impl Fields {
     /// Looks where the words are that change with the tensor. `None` where a change would not be noticed.
     ///
     /// # Errors
@@ -68,9 +68,9 @@ impl Marks {
                 false => break,
             }
         }
-        let marks = Self { first, count };
+        let fields = Self { first, count };
         // SAFETY: as above.
-        let words = || unsafe { marks.of(implementation) }.to_vec();
+        let words = || unsafe { fields.of(implementation) }.to_vec();
         let marked = words();
         let is_noticed = |change: Change<'_>, undo: Change<'_>| -> PyResult<bool> {
             change()?;
@@ -96,7 +96,7 @@ impl Marks {
                 return Ok(None);
             }
         }
-        Ok(Some(marks))
+        Ok(Some(fields))
     }
 
     /// Returns the words of an implementation.
