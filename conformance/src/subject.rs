@@ -214,7 +214,7 @@ impl Threads {
 /// A framework under test: its adapter, and the few things that the suite does with tensors of its own.
 ///
 /// Every method uses the framework's own public interface and never the adapter, so that the two are independent
-/// witnesses. Methods that touch elements submit work to the framework's current stream and do not wait for it, unless
+/// oracles. Methods that touch elements submit work to the framework's current stream and do not wait for it, unless
 /// their documentation says so. All report the framework's own errors.
 pub trait Subject: Adapter {
     /// Returns the name in reports and regressions. It differs from the profile's where one framework has several

@@ -33,13 +33,13 @@ pub extern "C" fn truebridge_instrument() {
 #[repr(C)]
 pub struct Borrows {
     abi: u32,
-    borrow: unsafe extern "C" fn(*mut c_void, *mut Room) -> c_int,
-    end: unsafe extern "C" fn(*mut Room),
+    borrow: unsafe extern "C" fn(*mut c_void, *mut Borrowed) -> c_int,
+    end: unsafe extern "C" fn(*mut Borrowed),
 }
 
-/// Room for a `tb_borrowed`.
+/// Memory for a `tb_borrowed`.
 #[repr(C)]
-struct Room([u64; 256]);
+struct Borrowed([u64; 256]);
 
 /// Borrows a tensor so often, as C code does, and returns how often that failed.
 ///
@@ -48,13 +48,13 @@ struct Room([u64; 256]);
 /// The functions are those of the package, the object is alive, and the caller holds the GIL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn truebridge_borrowed(functions: &Borrows, object: *mut c_void, often: usize) -> usize {
-    let mut room = Room([0; 256]);
+    let mut borrowed = Borrowed([0; 256]);
     let borrow = |_: &usize| {
-        // SAFETY: the caller's obligations; the room is writable, and what was borrowed ends once.
+        // SAFETY: the caller's obligations; the borrowed is writable, and what was borrowed ends once.
         unsafe {
-            let failed = (functions.borrow)(object, &mut room) != 0;
+            let failed = (functions.borrow)(object, &mut borrowed) != 0;
             if !failed {
-                (functions.end)(&mut room);
+                (functions.end)(&mut borrowed);
             }
             failed
         }

@@ -4,7 +4,7 @@
 use bridge_core::dlpack::{DLPack, Origin, Tensor, export, versioned};
 use bridge_core::{Adapter, DType, Device, HostOnly, Options, Order, Ordering, Permutation, Result};
 use bridge_core::{copy_into, plan, transfer, transfer_all};
-use bridge_ipc::{Exporter, Parcel, Settings, Ticket, Writing};
+use bridge_ipc::{Exporter, Message, Settings, Ticket, Writing};
 use bridge_ndarray::{HostArray, NdArray};
 use counts::{truebridge_counted, truebridge_instrument};
 use std::hint::black_box;
@@ -148,9 +148,9 @@ fn copies(ndarray: &NdArray) -> Result<Vec<Named<'_>>> {
 fn tickets<'a>(ndarray: &'a NdArray, exporter: &'a Exporter) -> Result<Vec<Named<'a>>> {
     let share = move || {
         let array = HostArray::from(vec![1.0_f32; 64]);
-        let parcel = Parcel::of(&[(ndarray as _, &array)], Some(Writing::Never), &host(), &Options::default())
+        let message = Message::of(&[(ndarray as _, &array)], Some(Writing::Never), &host(), &Options::default())
             .map_err(|failed| failed.error)?;
-        parcel.share(exporter, Duration::from_secs(3600), None)
+        message.share(exporter, Duration::from_secs(3600), None)
     };
     // Tokens are random, and take more instructions or fewer.
     let texts = (0..64).map(|_| share().map(|ticket| ticket.text())).collect::<Result<Vec<_>>>()?;

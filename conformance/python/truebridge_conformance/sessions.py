@@ -113,7 +113,7 @@ class Library:
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
             setattr(self, name, self._checked(function) if name in CHECKED else function)
-        self._kernel = Compute(self._witness)
+        self._kernel = Compute(self._oracle)
         self._registered: set[bytes] = set()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -141,9 +141,9 @@ class Library:
     def shape(self, tensor: Pointer) -> list[int]:
         return [self.TF_Dim(tensor, dim) for dim in range(self.TF_NumDims(tensor))]
 
-    def register(self, witness: str) -> None:
+    def register(self, oracle: str) -> None:
         """Register an operation that reports what a kernel sees of its input: the code, the address and the shape."""
-        name = witness.encode()
+        name = oracle.encode()
         if name in self._registered:
             return
         self._registered.add(name)
@@ -160,7 +160,7 @@ class Library:
             self.TF_KernelBuilder_HostMemory(kernel, b"seen")
             self.TF_RegisterKernelBuilder(name, kernel)
 
-    def _witness(self, _: Any, context: int) -> None:
+    def _oracle(self, _: Any, context: int) -> None:
         given = Pointer()
         self.TF_GetInput(context, 0, ctypes.byref(given))
         seen = [self.TF_TensorType(given), self.TF_TensorData(given) or 0, *self.shape(given)]

@@ -20,7 +20,7 @@ pub use remote::{Remote, RemoteTensor};
 pub use serve::serve;
 
 use bridge_core::{Adapter, Layout, Options, Ordering, Result, Transfer};
-use bridge_ipc::{IpcTensor, Parcel, Ticket, Writing, process};
+use bridge_ipc::{IpcTensor, Message, Ticket, Writing, process};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,10 +65,10 @@ impl Around {
         ordering: &Arc<dyn Ordering>,
         (writing, copy): (Writing, Option<bool>),
     ) -> Result<(Ticket, Transfer)> {
-        let parcel = Parcel::of(&[(from, tensor)], Some(writing), ordering, &Options::default().with_copy(copy));
-        let parcel = parcel.map_err(|failed| failed.error)?;
-        let done = parcel.transfers()[0];
-        let ticket = self.detached(|| parcel.share(&*process::exporter()?, TIME, None))?;
+        let message = Message::of(&[(from, tensor)], Some(writing), ordering, &Options::default().with_copy(copy));
+        let message = message.map_err(|failed| failed.error)?;
+        let done = message.transfers()[0];
+        let ticket = self.detached(|| message.share(&*process::exporter()?, TIME, None))?;
         Ok((ticket, done))
     }
 

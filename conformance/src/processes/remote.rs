@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 const DELAYS: usize = 16;
 
 /// The number of memory that the other process does not have: the room for a copy that is made here.
-const ROOM: Id = 0;
+const ALLOCATED: Id = 0;
 
 /// A framework in another process, which [serves](super::serve()) it.
 pub struct Remote {
@@ -271,7 +271,7 @@ impl Remote {
     /// Returns the tensor as this process sees it.
     fn exported(&self, tensor: &RemoteTensor) -> Result<Export> {
         match &tensor.0.local {
-            Some(local) if self.device.kind == DeviceKind::CPU || tensor.0.id == ROOM => self.ipc.export(local),
+            Some(local) if self.device.kind == DeviceKind::CPU || tensor.0.id == ALLOCATED => self.ipc.export(local),
             // Each ticket is ordered after what the other process has submitted until it is opened.
             _ => match self.line.ask(&Request::Share(tensor.0.id), &[])?.0 {
                 Answer::Made(made) => self.ipc.export(&self.opened(&made)?),
@@ -380,8 +380,8 @@ unsafe impl Adapter for Opening<'_> {
 
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<RemoteTensor> {
         // SAFETY: the caller's obligation.
-        let room = unsafe { self.0.ipc.empty(device, dtype, shape, order) }?;
-        Ok(self.0.known(ROOM, (room.data(), room.data()), Some(room), None, 0))
+        let allocation = unsafe { self.0.ipc.empty(device, dtype, shape, order) }?;
+        Ok(self.0.known(ALLOCATED, (allocation.data(), allocation.data()), Some(allocation), None, 0))
     }
 }
 

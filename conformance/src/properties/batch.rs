@@ -70,9 +70,9 @@ pub(super) fn batch<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         Last::AtDrop => dropped,
         _ => read,
     });
-    let room = || Ok(pair.to.allocate(nbytes)?);
-    let mut snapshots: Vec<T> = on(pair.to, reader, || (0..count).map(|_| room()).collect())?;
-    let mut late_snapshot = on(pair.to, late, room)?;
+    let allocate = || Ok(pair.to.allocate(nbytes)?);
+    let mut snapshots: Vec<T> = on(pair.to, reader, || (0..count).map(|_| allocate()).collect())?;
+    let mut late_snapshot = on(pair.to, late, allocate)?;
     for (number, Source { subject, streams }) in sources.iter().enumerate() {
         on(*subject, streams[1], || {
             subject.delay()?;

@@ -708,9 +708,9 @@ fn no_common_rank(sides: &Sides) -> Option<&'static str> {
 }
 
 fn no_gigabytes(sides: &Sides) -> Option<&'static str> {
-    let room = sides.from.can.gigabytes && sides.from.can.writes;
+    let fits = sides.from.can.gigabytes && sides.from.can.writes;
     let bytes = sides.common_dtypes().iter().any(|dtype| model::itemsize(*dtype) == 1);
-    let none = (!room).then_some("the source makes no tensors of gigabytes");
+    let none = (!fits).then_some("the source makes no tensors of gigabytes");
     none.or((!bytes).then_some("there is no dtype of one byte that both sides make"))
 }
 

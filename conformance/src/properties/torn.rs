@@ -22,8 +22,8 @@ pub(super) fn torn<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let copies = 1 + random.below(3) + usize::from(case.calls == Calls::Prepared);
     let mut snapshots = Vec::new();
     for _ in 0..copies {
-        let room = |piece: &Piece<'_>| Ok(pair.to.allocate(piece.nbytes())?);
-        snapshots.push(on(pair.to, reader, || scene.pieces.iter().map(room).collect::<Result<Vec<T>, Failure>>())?);
+        let allocate = |piece: &Piece<'_>| Ok(pair.to.allocate(piece.nbytes())?);
+        snapshots.push(on(pair.to, reader, || scene.pieces.iter().map(allocate).collect::<Result<Vec<T>, Failure>>())?);
     }
     let mut copier = match case.calls {
         Calls::Prepared => {

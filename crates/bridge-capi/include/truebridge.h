@@ -249,7 +249,7 @@ typedef struct tb_counts {
   /* views whose memory is never reused, because the driver could not tell when it may be */
   uint64_t leaked;
   /* results of graphs that were not taken yet */
-  uint64_t untaken;
+  uint64_t unclaimed;
   /* results that were dropped with their session before they were taken */
   uint64_t reclaimed;
 } tb_counts;

@@ -104,7 +104,7 @@ fn structures_are_laid_out_alike() {
             owner
         ),
         layout!("tb_info", CInfo, data, stream, dtype, device, ndim, read_only, shape),
-        layout!("tb_counts", CCounts, leased, released, pending, leaked, untaken, reclaimed),
+        layout!("tb_counts", CCounts, leased, released, pending, leaked, unclaimed, reclaimed),
         layout!("tb_input", CInput, name, shape, ndim, dtype, device),
         layout!(
             "tb_session_options",

@@ -16,7 +16,7 @@ pub struct CCounts {
     /// views whose memory is never reused, because the driver could not tell when it may be
     pub(crate) leaked: u64,
     /// results of graphs that were not taken yet
-    pub(crate) untaken: u64,
+    pub(crate) unclaimed: u64,
     /// results that were dropped with their session before they were taken
     pub(crate) reclaimed: u64,
 }
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn tb_stats(out: *mut CCounts) -> Status {
             released: stats.released,
             pending: bridge_cuda::pending_releases() as u64,
             leaked: stats.leaked + bridge_cuda::leaked() as u64,
-            untaken: External::untaken() as u64,
+            unclaimed: External::unclaimed() as u64,
             reclaimed: External::reclaimed(),
         };
         // SAFETY: the caller's obligation.

@@ -4,7 +4,7 @@ use crate::pointers::{borrow, drop_raw, into_raw, non_null, right_size, slice, t
 use crate::status::{Status, answer, quietly, refused};
 use crate::tensor::{CMemory, CTensor, Caller};
 use bridge_core::{Adapter, Options, Result};
-use bridge_ipc::{Exporter, Ipc, IpcTensor, Opened, Parcel, Ticket, Writing, process};
+use bridge_ipc::{Exporter, Ipc, IpcTensor, Message, Opened, Ticket, Writing, process};
 use std::ffi::{CString, c_char};
 use std::ptr;
 use std::time::Duration;
@@ -67,8 +67,8 @@ pub unsafe extern "C" fn tb_share(
         let callers: Vec<_> = tensors.iter().map(|tensor| Caller::of(tensor, ordering)).collect();
         let leaves: Vec<(&dyn Adapter<Tensor = CTensor>, &CTensor)> =
             callers.iter().zip(tensors).map(|(caller, tensor)| (caller as _, tensor)).collect();
-        let parcel = Parcel::of(&leaves, writing, ordering, &Options::default()).map_err(|failed| failed.error)?;
-        let shared = CString::new(parcel.share(&*process::exporter()?, time, tree)?.text()).expect("JSON has no NUL");
+        let message = Message::of(&leaves, writing, ordering, &Options::default()).map_err(|failed| failed.error)?;
+        let shared = CString::new(message.share(&*process::exporter()?, time, tree)?.text()).expect("JSON has no NUL");
         let bytes = shared.as_bytes_with_nul();
         // SAFETY: a ticket has at most so many bytes, for which the caller has room.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr().cast(), ticket, bytes.len()) };

@@ -237,7 +237,7 @@ unsafe fn requests(options: *const COptions) -> Result<Options> {
 /// # Safety
 ///
 /// `report` is null, or points to a `tb_report` whose size is set.
-unsafe fn room_for(report: *mut CReport) -> Result<()> {
+unsafe fn check_capacity(report: *mut CReport) -> Result<()> {
     // SAFETY: the caller's obligation.
     unsafe { right_size(report, "tb_report") }
 }
@@ -246,7 +246,7 @@ unsafe fn room_for(report: *mut CReport) -> Result<()> {
 ///
 /// # Safety
 ///
-/// As for [`room_for`], which has checked it.
+/// As for [`check_capacity`], which has checked it.
 unsafe fn write_report(report: *mut CReport, done: &Transfer, device: Device) {
     let reason = done.plan.reason().map_or(std::ptr::null(), |reason| named(REASONS, &reason));
     let (owner, reader) = done.ordered.map_or((0, 0), |(owner, reader)| (owner.handle(), reader.handle()));
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn tb_plan(
         non_null(report, "report")?;
         // SAFETY: the pointers are null or what the header says.
         unsafe {
-            room_for(report)?;
+            check_capacity(report)?;
             let (tensor, options) = (borrow(tensor, "tensor")?, requests(options)?);
             let (profile, _) = profile(target, tensor, options.device)?;
             let tensor = transferable(tensor, &profile, &options)?;
@@ -359,7 +359,7 @@ pub unsafe extern "C" fn tb_transfer(
         non_null(out, "out")?;
         // SAFETY: the pointers are null or what the header says; the stream is alive.
         unsafe {
-            room_for(report)?;
+            check_capacity(report)?;
             let (tensor, options) = (borrow(tensor, "tensor")?, requests(options)?);
             let (profile, versioned) = profile(target, tensor, options.device)?;
             let device = [options.device, Some(tensor.exported().device())]

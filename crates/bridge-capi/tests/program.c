@@ -107,7 +107,7 @@ static void nonsense_is_refused(void) {
   CHECK(tb_python_close() == TB_OK);
   CHECK(tb_stats(NULL) == TB_ARGUMENT);
   OK(tb_stats(&counts));
-  CHECK(counts.leased == 0 && counts.untaken == 0);
+  CHECK(counts.leased == 0 && counts.unclaimed == 0);
   CHECK(strcmp(tb_status_name(TB_COPY_NEEDED), "copy_needed") == 0 && tb_status_name(77) == NULL);
   tb_external_drop(NULL);
   tb_view_drop(NULL);

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_takes_no_room_in_results() {
+    fn advice_does_not_enlarge_results() {
         assert_eq!(size_of::<Error>(), size_of::<(String, Box<dyn StdError>, ErrorKind)>());
     }
 

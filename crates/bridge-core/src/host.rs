@@ -48,12 +48,12 @@ impl HostMemory {
     /// Allocates memory by `allocate`, with a first byte at a multiple of `alignment` bytes.
     fn aligned(nbytes: usize, alignment: usize, allocate: unsafe fn(Blocks) -> *mut u8) -> Result<Self> {
         // What lies before the first multiple is not used.
-        let room = nbytes.saturating_add(alignment);
+        let capacity = nbytes.saturating_add(alignment);
         let no_memory = || {
-            let text = format!("host: out of memory allocating {room} bytes");
+            let text = format!("host: out of memory allocating {capacity} bytes");
             Error::new(ErrorKind::OutOfMemory, text)
         };
-        let count = room.div_ceil(BLOCK).max(1);
+        let count = capacity.div_ceil(BLOCK).max(1);
         let layout = Blocks::array::<Block>(count).map_err(|error| no_memory().caused_by(error))?;
         // SAFETY: the layout has a block at least.
         let start = unsafe { allocate(layout) }.cast::<Block>();

@@ -19,7 +19,7 @@ const FILLS: usize = 100;
 const BIG: usize = 512 << 20;
 const ROUNDS: u32 = 50;
 
-/// Calls the driver through cudarc, as an independent witness, and aborts the program when a call fails.
+/// Calls the driver through cudarc, as an independent oracle, and aborts the program when a call fails.
 macro_rules! cu {
     ($name:ident($($argument:expr),* $(,)?)) => {{
         // SAFETY: in this program all handles come from the driver and are alive, all outputs are writable, and fills

@@ -43,13 +43,13 @@ struct Counts {
 /// The buffers of one stream, or of all streams of a device (`None`), whose events have not fired, as far as is known. Events fire in the order of their stream,
 /// so the first is polled alone. (A stream with the handle of one that was destroyed is queued after it: later than
 /// necessary, never too early.)
-struct Line {
+struct Queued {
     device: Device,
     stream: Option<Stream>,
     waiting: VecDeque<PendingRelease>,
 }
 
-impl Line {
+impl Queued {
     fn is_of(&self, device: Device, stream: Option<Stream>) -> bool {
         (self.device, self.stream) == (device, stream)
     }
@@ -57,21 +57,21 @@ impl Line {
 
 #[derive(Default)]
 struct State {
-    /// One line for each stream with waiting buffers.
-    lines: Vec<Line>,
+    /// One queue for each stream with waiting buffers.
+    queues: Vec<Queued>,
     /// Calls of `release_later` that found buffers waiting.
     turns: usize,
 }
 
 impl State {
-    /// Polls the first event of each line, and the next while they are done. Removes up to `most` that are not pending.
+    /// Polls the first event of each queue, and the next while they are done. Removes up to `most` that are not pending.
     fn finished<D: Driver>(&mut self, devices: &Devices<D>, most: usize) -> Vec<PendingRelease> {
         let mut finished = Vec::new();
-        self.lines.retain_mut(|line| {
-            while finished.len() < most && line.waiting.front_mut().is_some_and(|first| !first.must_wait(devices)) {
-                finished.extend(line.waiting.pop_front());
+        self.queues.retain_mut(|queue| {
+            while finished.len() < most && queue.waiting.front_mut().is_some_and(|first| !first.must_wait(devices)) {
+                finished.extend(queue.waiting.pop_front());
             }
-            !line.waiting.is_empty()
+            !queue.waiting.is_empty()
         });
         finished
     }
@@ -88,19 +88,19 @@ impl State {
 
     fn push(&mut self, stream: Option<Stream>, release: PendingRelease) {
         let device = release.device;
-        let found = self.lines.iter().position(|line| line.is_of(device, stream));
+        let found = self.queues.iter().position(|queue| queue.is_of(device, stream));
         let index = found.unwrap_or_else(|| {
-            self.lines.push(Line { device, stream, waiting: VecDeque::new() });
-            self.lines.len() - 1
+            self.queues.push(Queued { device, stream, waiting: VecDeque::new() });
+            self.queues.len() - 1
         });
-        self.lines[index].waiting.push_back(release);
+        self.queues[index].waiting.push_back(release);
     }
 }
 
 /// Holds buffers whose release is pending until their events have fired. Some calls of `release_later` drop buffers that are
 /// due; a background thread, started when it is first needed, drops the rest.
 ///
-/// The lines of all streams are polled in turn, so that no finished buffer waits for an unfinished one of another
+/// The queues of all streams are polled in turn, so that no finished buffer waits for an unfinished one of another
 /// stream.
 pub(crate) struct Releases {
     counts: Arc<Counts>,
@@ -132,12 +132,12 @@ impl Releases {
     /// Returns whether a buffer still waits for this stream, as far as is known. May first drop buffers that are due.
     pub fn is_after<D: Driver>(&self, devices: &Devices<D>, device: Device, stream: Stream) -> bool {
         let (due, after) = self.queue.with(|state| {
-            if state.lines.is_empty() {
+            if state.queues.is_empty() {
                 return (Vec::new(), false);
             }
             state.turns += 1;
             let due = if state.turns % TURNS == 1 { state.finished_here(devices) } else { Vec::new() };
-            (due, state.lines.iter().any(|line| line.is_of(device, Some(stream))))
+            (due, state.queues.iter().any(|queue| queue.is_of(device, Some(stream))))
         });
         // Not under the lock: this runs external code.
         due.into_iter().for_each(PendingRelease::give_back);
@@ -232,7 +232,7 @@ fn run<D: Driver>(devices: &Devices<D>, queue: &Queue<State>) {
         let _ = devices.driver().exchange_capture_mode(RELAXED);
     }
     let mut pause = PAUSES.0;
-    let is_empty = |state: &State| state.lines.is_empty();
+    let is_empty = |state: &State| state.queues.is_empty();
     while let Some(due) = queue.wait(is_empty, |state| state.finished(devices, usize::MAX)) {
         pause = if due.is_empty() { PAUSES.1.min(pause * 2) } else { PAUSES.0 };
         due.into_iter().for_each(PendingRelease::give_back);

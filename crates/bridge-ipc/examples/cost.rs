@@ -5,7 +5,7 @@
 //! ```
 
 use bridge_core::{Adapter, HostOnly, Options, Ordering, Result, transfer};
-use bridge_ipc::{Exporter, Ipc, Parcel, Settings, Writing, open};
+use bridge_ipc::{Exporter, Ipc, Message, Settings, Writing, open};
 use bridge_ndarray::{HostArray, NdArray};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,9 +29,9 @@ fn main() -> Result<()> {
         let start = Instant::now();
         let leaves: Vec<(&dyn Adapter<Tensor = HostArray>, &HostArray)> =
             arrays.iter().map(|array| (&from as _, array)).collect();
-        let parcel =
-            Parcel::of(&leaves, Some(Writing::Never), &ordering, &Options::default()).map_err(|failed| failed.error)?;
-        let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?;
+        let message = Message::of(&leaves, Some(Writing::Never), &ordering, &Options::default())
+            .map_err(|failed| failed.error)?;
+        let ticket = message.share(&exporter, Duration::from_secs(60), None)?;
         let shared = start.elapsed().as_micros();
         let mut times = Vec::new();
         for _ in 0..200 {

@@ -15,7 +15,7 @@ mod orders;
 mod slot;
 mod watch;
 
-use crate::line::broken;
+use crate::channel::broken;
 use crate::memory::Writing;
 use crate::own::Own;
 use crate::ticket::random;

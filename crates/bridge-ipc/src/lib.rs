@@ -1,13 +1,13 @@
 //! Tensors of one process in another: tickets, leases, and their memory.
 //!
-//! A process puts tensors of any framework into a [`Parcel`] and shares it through its [`Exporter`], for a [`Ticket`]:
+//! A process puts tensors of any framework into a [`Message`] and shares it through its [`Exporter`], for a [`Ticket`]:
 //! a line of text. Another process [`open`]s the ticket, and finds the tensors in place, for any framework of its own.
 //! The first process keeps the memory until the ticket has expired and every process that opened it has dropped the
 //! tensors or has ended.
 //!
 //! ```
 //! use bridge_core::{HostOnly, Options, Ordering, transfer};
-//! use bridge_ipc::{Exporter, Ipc, Parcel, Settings, Ticket, Writing, open};
+//! use bridge_ipc::{Exporter, Ipc, Message, Settings, Ticket, Writing, open};
 //! use bridge_ndarray::{HostArray, NdArray};
 //! use ndarray::array;
 //! use std::sync::Arc;
@@ -22,9 +22,9 @@
 //! let exporter = Exporter::new(settings)?;
 //! // SAFETY: the program uses the memory of a tensor on one thread at a time.
 //! let (from, tensor) = (unsafe { NdArray::new() }, HostArray::from(array![[1.0f32, 2.0], [3.0, 4.0]]));
-//! let parcel = Parcel::of(&[(&from, &tensor)], Some(Writing::Private), &ordering, &Options::default());
-//! let parcel = parcel.map_err(|failed| failed.error)?;
-//! let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?.text();
+//! let message = Message::of(&[(&from, &tensor)], Some(Writing::Private), &ordering, &Options::default());
+//! let message = message.map_err(|failed| failed.error)?;
+//! let ticket = message.share(&exporter, Duration::from_secs(60), None)?.text();
 //!
 //! // Usually in another process.
 //! let opened = open(&ticket.parse::<Ticket>()?)?;
@@ -55,6 +55,8 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod allocations;
+mod channel;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(not(feature = "cuda"))]
@@ -62,16 +64,14 @@ mod device;
 mod device;
 mod exporter;
 mod importer;
-mod line;
 mod memory;
+mod message;
 #[cfg(all(test, shuttle))]
 mod models;
 mod names;
 mod own;
-mod parcel;
 pub mod process;
 mod publication;
-mod rooms;
 mod server;
 mod settings;
 mod socket;
@@ -80,14 +80,14 @@ mod tensor;
 mod ticket;
 mod wire;
 
+pub use allocations::{Spec, allocate, empty, free};
+pub use channel::while_waiting;
 pub use exporter::{Exporter, Held};
 pub use importer::{Leases, Opened, StaysMapped, check, is_leasing, open};
-pub use line::while_waiting;
 pub use memory::Writing;
+pub use message::{Message, Transport, transport};
 pub use names::{About, Client, LISTED, Listed, Names, Watch, check_name};
-pub use parcel::{Parcel, Transport, transport};
 pub use publication::{Draft, Publication};
-pub use rooms::{Spec, allocate, empty, free};
 pub use settings::{Limits, Settings};
 pub use tensor::{Ipc, IpcTensor};
 pub use ticket::{MAX_TICKET, Ticket, Token};

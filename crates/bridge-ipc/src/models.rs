@@ -3,7 +3,7 @@
 //! Exporter, importer and names are the real ones, with questions, answers, notices, timeouts, interrupts and forks.
 
 use crate::sync::{begin as begin_process, fork, lost, thread};
-use crate::{Client, Exporter, Ipc, IpcTensor, Limits, Names, Parcel, Settings, Ticket, Writing, open, while_waiting};
+use crate::{Client, Exporter, Ipc, IpcTensor, Limits, Message, Names, Settings, Ticket, Writing, open, while_waiting};
 use bridge_core::{Error, ErrorKind, HostOnly, Options, Result, explore, transfer};
 use bridge_ndarray::{HostArray, NdArray};
 use shuttle::rand::{Rng, thread_rng};
@@ -51,8 +51,8 @@ fn begin(folder: &Folder) -> Arc<Exporter> {
 fn share(exporter: &Exporter, byte: u8) -> Ticket {
     let (from, array) = (ndarray(), HostArray::from(vec![byte]));
     let ordering: Arc<dyn bridge_core::Ordering> = Arc::new(HostOnly);
-    let parcel = Parcel::of(&[(&from, &array)], Some(Writing::Never), &ordering, &Options::default());
-    parcel.unwrap().share(exporter, LONG, None).unwrap()
+    let message = Message::of(&[(&from, &array)], Some(Writing::Never), &ordering, &Options::default());
+    message.unwrap().share(exporter, LONG, None).unwrap()
 }
 
 fn one(ticket: &Ticket) -> Result<IpcTensor> {

@@ -1,12 +1,12 @@
 //! Publications: versions of the same tensors under a name, in memory that is used again.
 
+use crate::allocations::{Spec, allocations};
+use crate::channel::{SLICE, goes_on};
 use crate::device::{self, Role};
 use crate::exporter::{Exporter, Stored};
-use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
+use crate::message::{described, shared_arena};
 use crate::names::{Client, LISTED, checked};
-use crate::parcel::{described, shared_arena};
-use crate::rooms::{Spec, rooms};
 use crate::sync::{self, Condvar, Mutex, MutexGuard, locked, now, thread};
 use crate::tensor::{Arena, IpcTensor};
 use crate::wire::{Content, Segment};
@@ -275,7 +275,7 @@ impl Slot {
         let mut slot = Self { tensors, content, files, on_host: 0, devices, about: String::new(), owners };
         let (mut nbytes, mut placed) = (0usize, Vec::with_capacity(specs.len()));
         // SAFETY: a version is written before it can be read.
-        for (arena, tensors) in unsafe { rooms(specs, *outlives) }? {
+        for (arena, tensors) in unsafe { allocations(specs, *outlives) }? {
             slot.devices.extend(Some(arena.device()).filter(|device| device::in_streams(*device)));
             let (segment, start) = slot.segment(&arena)?;
             for (index, tensor) in tensors {

@@ -1,14 +1,13 @@
 //! The thread of a socket: connections, and the answers to their questions.
 
-mod bell;
 mod served;
+mod waker;
 
-pub(crate) use bell::Bell;
+pub(crate) use waker::Waker;
 
 use crate::socket::{self, Descriptor, OtherEnd};
 use crate::sync::{self, now, thread};
 use crate::wire::{UNASKED, Why, frame};
-use bell::Attention;
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
@@ -22,6 +21,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+use waker::Attention;
 
 /// The most bytes that are read from one connection before the others have their turn.
 const TURN: usize = 4096;
@@ -97,7 +97,7 @@ impl Letter {
 
 /// A thread that answers at a socket. The drop ends it.
 pub(crate) struct Serving {
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
     thread: Option<thread::JoinHandle<()>>,
     process: u32,
 }
@@ -110,15 +110,15 @@ impl Serving {
         service: S,
         users: Vec<u32>,
         connections: usize,
-        bell: Arc<Bell>,
+        waker: Arc<Waker>,
     ) -> Result<Self> {
-        let server = Server::new(listener, service, users, connections, Arc::clone(&bell));
+        let server = Server::new(listener, service, users, connections, Arc::clone(&waker));
         let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || server.run());
         let thread = thread.map_err(|error| {
             let text = "cannot start a thread for the socket: raise the limit of processes (ulimit -u)";
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
         })?;
-        Ok(Self { bell, thread: Some(thread), process: sync::process() })
+        Ok(Self { waker, thread: Some(thread), process: sync::process() })
     }
 
     /// Returns whether this process was forked from the one that the thread runs in.
@@ -130,8 +130,8 @@ impl Serving {
 impl Drop for Serving {
     fn drop(&mut self) {
         if !self.is_elsewhere() {
-            self.bell.stopped.store(true, Relaxed);
-            self.bell.ring();
+            self.waker.stopped.store(true, Relaxed);
+            self.waker.ring();
             self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
         }
     }
@@ -144,7 +144,7 @@ struct Server<S: Service> {
     users: Vec<u32>,
     /// The most connections.
     connections: usize,
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
     attention: Attention,
     served: BTreeMap<Peer, Served<S::Request>>,
     /// Connections that were closed before their processes ended: work of these may still use what they hold.
@@ -154,15 +154,15 @@ struct Server<S: Service> {
 }
 
 impl<S: Service> Server<S> {
-    fn new(listener: UnixListener, service: S, users: Vec<u32>, connections: usize, bell: Arc<Bell>) -> Self {
-        let (descriptor, attention) = (Descriptor::of(&listener), Attention::new(Arc::clone(&bell)));
+    fn new(listener: UnixListener, service: S, users: Vec<u32>, connections: usize, waker: Arc<Waker>) -> Self {
+        let (descriptor, attention) = (Descriptor::of(&listener), Attention::new(Arc::clone(&waker)));
         let (served, ending) = (BTreeMap::new(), BTreeMap::new());
-        Self { listener, descriptor, service, users, connections, bell, attention, served, ending, paused: None }
+        Self { listener, descriptor, service, users, connections, waker, attention, served, ending, paused: None }
     }
 
     fn run(mut self) {
         let mut letters = Vec::new();
-        while !self.bell.stopped.load(Relaxed) {
+        while !self.waker.stopped.load(Relaxed) {
             let (woken, called, ready) = self.wait();
             if !self.descriptor.is_open() {
                 // The program has closed all descriptors. Their numbers may be those of other files now, which the rest
@@ -171,7 +171,7 @@ impl<S: Service> Server<S> {
             }
             if woken {
                 let mut counter = [0; 8];
-                let _ = rustix::io::read(&self.bell.event, &mut counter);
+                let _ = rustix::io::read(&self.waker.event, &mut counter);
             }
             if called {
                 self.accept(&mut letters);
@@ -230,7 +230,7 @@ impl<S: Service> Server<S> {
         self.paused = self.paused.filter(|until| *until > now);
         let until = self.service.deadline().into_iter().chain(self.paused).min();
         let timeout = until.map(|until| until.saturating_duration_since(now));
-        let mut asked = vec![PollFd::new(&self.bell.event, PollFlags::IN)];
+        let mut asked = vec![PollFd::new(&self.waker.event, PollFlags::IN)];
         // Without events a descriptor is reported only when it is broken.
         let calls = if self.paused.is_some() { PollFlags::empty() } else { PollFlags::IN };
         asked.push(PollFd::new(&self.listener, calls));
@@ -284,7 +284,7 @@ impl<S: Service> Server<S> {
             return Err((socket, Why::Denied));
         }
         let caller = Caller { user, process: number };
-        if socket.set_nonblocking(true).is_err() || !self.has_room(caller, letters) {
+        if socket.set_nonblocking(true).is_err() || !self.has_capacity(caller, letters) {
             return Err((socket, Why::Busy));
         }
         let process = process.map(Arc::new);
@@ -294,7 +294,7 @@ impl<S: Service> Server<S> {
 
     /// Returns whether another connection is allowed. One process, and one other user, has half of them at most. If
     /// there is no room, a connection that holds nothing and has been silent for long is ended instead.
-    fn has_room(&mut self, caller: Caller, letters: &mut Vec<Letter>) -> bool {
+    fn has_capacity(&mut self, caller: Caller, letters: &mut Vec<Letter>) -> bool {
         let alike = self.served.values().filter(|served| served.caller.is_like(&caller)).count();
         let own = alike >= self.connections.div_ceil(2);
         if !own && self.served.len() + self.ending.len() < self.connections {
@@ -425,7 +425,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let service = Counts { answer, ..Counts::default() };
-        Server::new(listener, service, Vec::new(), connections, Bell::new().unwrap())
+        Server::new(listener, service, Vec::new(), connections, Waker::new().unwrap())
     }
 
     impl Server<Counts> {
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_has_half_of_the_connections_and_silent_ones_make_room() {
+    fn one_process_has_half_of_the_connections_and_silent_ones_yield() {
         let mut server = server(4, 1);
         let others: Vec<_> = (0..2).map(|_| server.joined()).collect();
         let admitted = |server: &mut Server<Counts>| {

@@ -102,13 +102,13 @@ impl Keeps for DeviceMemory {}
 impl Keeps for Lease {}
 
 /// Tensors that processes share, as a framework: they are exported in place. Other memory is imported by a copy, as
-/// part of a [`Parcel`](crate::Parcel).
+/// part of a [`Message`](crate::Message).
 #[derive(Clone)]
 pub struct Ipc {
     profile: Arc<Profile>,
     consumer: Arc<InStream>,
     /// The memory for copies.
-    room: Option<Arc<Arena>>,
+    allocation: Option<Arc<Arena>>,
     /// Whether tensors were opened just now, and need not be checked.
     just_opened: bool,
 }
@@ -159,12 +159,12 @@ impl Ipc {
     }
 
     /// Makes the adapter that copies into this memory.
-    pub(crate) fn into(room: Arc<Arena>) -> Self {
-        Self::with(Some(room))
+    pub(crate) fn into(allocation: Arc<Arena>) -> Self {
+        Self::with(Some(allocation))
     }
 
-    fn with(room: Option<Arc<Arena>>) -> Self {
-        let devices: &[DeviceKind] = match &room {
+    fn with(allocation: Option<Arc<Arena>>) -> Self {
+        let devices: &[DeviceKind] = match &allocation {
             Some(arena) if !device::in_streams(arena.device()) => &[DeviceKind::CPU],
             _ if cfg!(feature = "cuda") => &[DeviceKind::CPU, DeviceKind::CUDA],
             _ => &[DeviceKind::CPU],
@@ -174,8 +174,8 @@ impl Ipc {
             .with_strides(Strides::Any)
             .with_alignment(0)
             .with_devices(devices.into())
-            .with_owns_memory(room.is_some());
-        Self { profile: Arc::new(profile), consumer: Arc::default(), room, just_opened: false }
+            .with_owns_memory(allocation.is_some());
+        Self { profile: Arc::new(profile), consumer: Arc::default(), allocation, just_opened: false }
     }
 }
 
@@ -223,7 +223,7 @@ unsafe impl Adapter for Ipc {
 
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<IpcTensor> {
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
-        let (data, owner): (usize, Arc<dyn Keeps>) = match &self.room {
+        let (data, owner): (usize, Arc<dyn Keeps>) = match &self.allocation {
             Some(arena) if device == arena.device() => (arena.take(layout.nbytes())?, arena.clone()),
             // A copy of an opened tensor, if the consumer allocates no memory.
             None if device::in_streams(device) => {
@@ -231,7 +231,7 @@ unsafe impl Adapter for Ipc {
                 let memory = DeviceMemory::new(device, layout.nbytes().max(1), false)?;
                 (memory.address(), Arc::new(memory))
             }
-            _ => return Err(Error::new(ErrorKind::CopyNeeded, "memory to share is taken by a parcel")),
+            _ => return Err(Error::new(ErrorKind::CopyNeeded, "memory to share is taken by a message")),
         };
         let stream = self.consumer.current_stream(device)?;
         Ok(IpcTensor { data, dtype, layout, device, access: Access::ReadWrite, stream, owner })
@@ -251,7 +251,7 @@ enum Bytes {
 }
 
 impl Arena {
-    /// Allocates memory on a device for tensors of these sizes in bytes, each rounded up by [`Arena::room_for`]. If it
+    /// Allocates memory on a device for tensors of these sizes in bytes, each rounded up by [`Arena::capacity_for`]. If it
     /// `outlives` this process, a store can take it over; memory of the host always can be.
     pub(crate) fn new(device: Device, nbytes: usize, outlives: bool) -> Result<Self> {
         let bytes = match device::in_streams(device) {
@@ -263,7 +263,7 @@ impl Arena {
 
     /// Returns the bytes that a tensor of this size takes on a device. Even without elements, its address says which
     /// device it is on; a driver does not allocate 0 bytes.
-    pub(crate) fn room_for(device: Device, nbytes: usize) -> usize {
+    pub(crate) fn capacity_for(device: Device, nbytes: usize) -> usize {
         let nbytes = if device::in_streams(device) { nbytes.max(1) } else { nbytes };
         nbytes.checked_next_multiple_of(COPY_ALIGNMENT).unwrap_or(usize::MAX)
     }
@@ -271,18 +271,18 @@ impl Arena {
     /// Returns whether this many bytes are left.
     pub(crate) fn has(&self, nbytes: usize) -> bool {
         let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        Self::room_for(self.device(), nbytes) <= self.bytes().len() - used
+        Self::capacity_for(self.device(), nbytes) <= self.bytes().len() - used
     }
 
     /// Returns the address of the next bytes, and takes them.
     fn take(&self, nbytes: usize) -> Result<usize> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = Self::room_for(self.device(), nbytes);
-        if room > self.bytes().len() - *used {
+        let allocation = Self::capacity_for(self.device(), nbytes);
+        if allocation > self.bytes().len() - *used {
             return Err(Error::new(ErrorKind::OutOfMemory, "the shared memory is full: share the tensors in parts"));
         }
         let address = self.bytes().start + *used;
-        *used += room;
+        *used += allocation;
         Ok(address)
     }
 

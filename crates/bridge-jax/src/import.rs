@@ -1,7 +1,7 @@
 //! Imports leases as arrays of JAX.
 
 use crate::driver::on;
-use crate::hold;
+use crate::keep_alive;
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::describe_as;
 use bridge_core::planted::is_planted;
@@ -35,7 +35,7 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &'static Runtime, lease: Lease
         let capsule = legacy_capsule(py, managed)?;
         let array = runtime.import.bind(py).call1((capsule, of_jax, stream.map(Stream::handle), false))?;
         if !is_copy {
-            hold::attach(runtime, &array, stream).inspect_err(|_| {
+            keep_alive::attach(runtime, &array, stream).inspect_err(|_| {
                 if is_planted("jax_failed_import_kept") {
                     std::mem::forget(array.clone());
                 }

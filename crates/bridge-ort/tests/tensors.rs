@@ -252,7 +252,7 @@ fn the_compute_stream_is_that_of_its_device() {
 }
 
 #[test]
-fn a_copy_that_has_no_room_is_out_of_memory() {
+fn a_copy_that_does_not_fit_is_out_of_memory() {
     let Some((ort, _guard)) = runtime() else { return };
     // SAFETY: the call makes no tensor.
     let refused = unsafe { ort.empty(Device::CPU, DType::FLOAT32, &[1 << 45], Order::RowMajor) }.map(drop).unwrap_err();

@@ -48,12 +48,12 @@ class Guarded:
 
     def __init__(self, size: int) -> None:  # noqa: D107
         page = mmap.PAGESIZE
-        room = -(-size // page) * page
-        self.map = mmap.mmap(-1, room + page)
+        length = -(-size // page) * page
+        self.map = mmap.mmap(-1, length + page)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        if libc.mprotect(start + room, page, 0) != 0:
+        if libc.mprotect(start + length, page, 0) != 0:
             raise OSError(ctypes.get_errno(), "mprotect failed")
-        self.address = start + room - size
+        self.address = start + length - size
 
     def put(self, data: Any, at: int = 0) -> int:
         """Copies a ctypes value, and returns where it is."""

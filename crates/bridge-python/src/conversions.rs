@@ -19,7 +19,7 @@ use bridge_core::{
     Adapter, Device, DeviceKind, Error, Export, Failed, Misfit, Options, Pair, Prepared, Result, Transfer,
     copied_into_by,
 };
-use bridge_ipc::{Leases, Parcel, Writing};
+use bridge_ipc::{Leases, Message, Writing};
 use bridge_pyo3::{PyTensor, together};
 use pyo3::prelude::*;
 use seen::Seen;
@@ -230,14 +230,14 @@ fn transferred_all<F: Owned, T>(
     }
 }
 
-/// As [`Parcel::of`], or as [`Parcel::outliving`], by the ordering of the process.
+/// As [`Message::of`], or as [`Message::outliving`], by the ordering of the process.
 pub(crate) fn pack<F: Owned>(
     call: Option<&Call>,
     tensors: &[(&dyn Adapter<Tensor = F>, &F)],
     (writing, outlives): (Option<Writing>, bool),
     options: &Options,
-) -> Result<Parcel, Failed> {
-    let packed = if outlives { Parcel::outliving } else { Parcel::of };
+) -> Result<Message, Failed> {
+    let packed = if outlives { Message::outliving } else { Message::of };
     let pack = |tensors: &[_]| packed(tensors, writing, ordering(), options);
     if call.is_none() {
         return pack(tensors);
@@ -246,8 +246,8 @@ pub(crate) fn pack<F: Owned>(
     let seen = see(call, tensors, None, &leases);
     let packed = pack(&through(&seen, tensors));
     match &packed {
-        Ok(parcel) => {
-            seen.iter().zip(parcel.transfers()).for_each(|(seen, done)| seen.note(Outcome::of(Ok(done))));
+        Ok(message) => {
+            seen.iter().zip(message.transfers()).for_each(|(seen, done)| seen.note(Outcome::of(Ok(done))));
         }
         Err(failed) => seen[failed.index].note(Outcome::Failed(failed.error.kind())),
     }

@@ -194,13 +194,13 @@ where
         let sources = sources.collect::<Result<Vec<_>, _>>().map_err(at_leaf)?;
         let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, &PyTensor<'py>)> =
             sources.iter().zip(&tensors).map(|(from, tensor)| (&**from as _, tensor)).collect();
-        let parcel = conversions::pack(call, &leaves, (writing, outlives), &options).map_err(at_leaf)?;
+        let message = conversions::pack(call, &leaves, (writing, outlives), &options).map_err(at_leaf)?;
         py.detach(|| {
             let exporter = process::exporter()?;
             if outlives {
-                parcel.wait()?;
+                message.wait()?;
             }
-            then(&exporter, parcel.share(&exporter, time, tree)?)
+            then(&exporter, message.share(&exporter, time, tree)?)
         })
     };
     trace::call("share", "ipc", share)

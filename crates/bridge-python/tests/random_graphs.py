@@ -98,7 +98,7 @@ class Case:
             own.run(initialise)
             ours.run(initialise)
             memory, settle = self.memory()
-            untaken: List[Any] = []
+            unclaimed: List[Any] = []
             for _ in range(choose.randint(3, 6)):
                 memory[:] = choose.randrange(100)
                 fed = self.bridge.feed(memory, copy=False)
@@ -109,10 +109,10 @@ class Case:
                     own.run(step[False], given[1])
                 handles = ours.run([pair[True] for pair in self.outputs], given[0])
                 expected = [np.array(y) for y in own.run([pair[False] for pair in self.outputs], given[1])]
-                untaken += list(zip(handles, expected))
+                unclaimed += list(zip(handles, expected))
                 # Some are taken after later runs.
-                while untaken and choose.random() < 0.8:
-                    handle, value = untaken.pop(choose.randrange(len(untaken)))
+                while unclaimed and choose.random() < 0.8:
+                    handle, value = unclaimed.pop(choose.randrange(len(unclaimed)))
                     result = self.taken(handle)
                     assert result.tolist() == value.tolist(), (result, value)
                     results.append(result)
@@ -125,7 +125,7 @@ class Case:
                 assert set(memory.tolist()) == {float(memory[0])}
                 del fed
                 settle()
-            for handle, value in untaken:
+            for handle, value in unclaimed:
                 assert self.taken(handle).tolist() == value.tolist()
         memory += 1
         for result, copy in zip(results, kept):

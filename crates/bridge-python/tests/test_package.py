@@ -171,9 +171,9 @@ def test_a_row_says_what_is(name: str) -> None:
     assert side.to_host(side.of_host(array)).tolist() == array.tolist()
 
 
-# A framework is named in its own room and in the tables, and elsewhere only for a reason that is written here.
+# A framework is named in its own home and in the tables, and elsewhere only for a reason that is written here.
 #
-# Rooms are the crate of its adapter, its modules of ``_frameworks`` and of the suite's ``subjects``, and what is for
+# Homes are the crate of its adapter, its modules of ``_frameworks`` and of the suite's ``subjects``, and what is for
 # one framework alone. Comments, docstrings and tests name what they like. An entry that is not needed any more fails.
 
 
@@ -183,8 +183,8 @@ FRAMEWORK = re.compile(rf"(?i)(?<![a-z])({'|'.join([*_core.FRAMEWORKS, 'pytorch'
 SOURCES = ("crates", "conformance", "xtask")
 NOT_CODE = re.compile(r"(^|/)(tests?|examples|fuzz)/|/tests\.rs$|/test_[^/]*$")
 
-#: Rooms and tables, where a framework is at home.
-ROOMS = (
+#: Homes and tables, where a framework is at home.
+HOMES = (
     "crates/bridge-torch/*",
     "crates/bridge-cupy/*",
     "crates/bridge-numpy/*",
@@ -219,7 +219,7 @@ EXAMPLE = "the words of an error or a help name a pair as an example"
 TENSORFLOW1 = "TensorFlow 1.15 has no module of its own to import: a folder and a function of `_core` stand for it"
 COMMANDS = "a command of the check builds, lists or links this framework by name"
 
-#: Why a file outside the rooms names a framework.
+#: Why a file outside the homes names a framework.
 REASONS: dict[str, str] = {
     "crates/bridge-core/src/plan.rs": "the advice for a dtype that one framework alone has",
     "crates/bridge-frameworks/src/unsupported.rs": "objects that are not tensors, by the package that they come from",
@@ -251,7 +251,7 @@ REASONS: dict[str, str] = {
     "crates/bridge-python/python/truebridge/_measure.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_onnxruntime.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_rdt.py": "Ray's own transports and buffers are for tensors of PyTorch",
-    "crates/bridge-python/python/truebridge/_rooms.py": "a memory pool of PyTorch, and how PyTorch writes its dtypes",
+    "crates/bridge-python/python/truebridge/_allocations.py": "a pool of PyTorch, and how PyTorch writes its dtypes",
     "crates/bridge-python/python/truebridge/autograd.py": "gradients cross between the two that have them",
     "crates/bridge-python/python/truebridge/files.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/names.py": "returns a memory pool of PyTorch",
@@ -314,10 +314,10 @@ def files() -> list[str]:
 
 
 def naming() -> set[str]:
-    """Return the files that name a framework outside the rooms."""
+    """Return the files that name a framework outside the homes."""
     found = set()
     for file in files():
-        if NOT_CODE.search(file) or any(fnmatch.fnmatch(file, room) for room in ROOMS):
+        if NOT_CODE.search(file) or any(fnmatch.fnmatch(file, home) for home in HOMES):
             continue
         text = without_lists((ROOT / file).read_text(encoding="utf-8"))
         if FRAMEWORK.search((words_of_rust if file.endswith(".rs") else words_of_python)(text)):
@@ -325,16 +325,16 @@ def naming() -> set[str]:
     return found
 
 
-def test_a_framework_is_named_in_its_room_or_for_a_reason() -> None:
+def test_a_framework_is_named_in_its_home_or_for_a_reason() -> None:
     found = naming()
     unknown, stale = sorted(found - REASONS.keys()), sorted(REASONS.keys() - found)
     assert not unknown, f"read the tables here instead of naming a framework, or give a reason in {__name__}: {unknown}"
     assert not stale, f"these name no framework any more: remove them from {__name__}: {stale}"
 
 
-def test_every_room_exists() -> None:
+def test_every_home_exists() -> None:
     every = files()
-    assert [room for room in ROOMS if not fnmatch.filter(every, room)] == []
+    assert [home for home in HOMES if not fnmatch.filter(every, home)] == []
 
 
 def test_comments_docstrings_and_tests_name_what_they_like() -> None:

@@ -37,7 +37,7 @@ def session() -> Iterator[tb.tensorflow1.Session]:
 def everything_is_taken() -> Iterator[None]:
     before = counts()
     yield
-    eventually(lambda: all(tb.stats()[name] == before[name] for name in ("untaken", "reclaimed")))
+    eventually(lambda: all(tb.stats()[name] == before[name] for name in ("unclaimed", "reclaimed")))
 
 
 # --- values

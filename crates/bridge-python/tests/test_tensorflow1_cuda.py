@@ -52,9 +52,9 @@ def session() -> Iterator[tb.tensorflow1.Session]:
 
 @pytest.fixture(autouse=True)
 def everything_is_taken() -> Iterator[None]:
-    before = memory.counts()["untaken"]
+    before = memory.counts()["unclaimed"]
     yield
-    memory.eventually(lambda: tb.stats()["untaken"] == before)
+    memory.eventually(lambda: tb.stats()["unclaimed"] == before)
 
 
 def settled() -> dict[str, int]:
@@ -331,10 +331,10 @@ def test_what_nobody_takes_goes_with_its_session() -> None:
     session = on_device(saved(build), X, ["y:0"])
     fed = torch.ones(COUNT, device="cuda")
     handles = [tb.to_torch(session.run({"x": fed})[0]).cpu().numpy() for _ in range(10)]
-    assert tb.stats()["untaken"] - before["untaken"] == 10
+    assert tb.stats()["unclaimed"] - before["unclaimed"] == 10
     session.close()
     after = settled()
-    assert (after["untaken"] - before["untaken"], after["reclaimed"] - before["reclaimed"]) == (0, 10)
+    assert (after["unclaimed"] - before["unclaimed"], after["reclaimed"] - before["reclaimed"]) == (0, 10)
     with pytest.raises(tb.BridgeBufferError, match="its session is closed"):
         tb.tensorflow.take(handles[0], "torch")
 
@@ -361,7 +361,7 @@ def test_thousands_of_runs_leave_memory_as_it_was(session: Any) -> None:
     assert used_after[:2] == used_before[:2]
     assert used_before[2] - used_after[2] < 64 << 20, "TensorFlow has taken more of the device"
     assert after["leased"] - before["leased"] == after["released"] - before["released"] > 3 * 2000
-    assert (after["leaked"], after["pending"], after["untaken"]) == (before["leaked"], 0, before["untaken"])
+    assert (after["leaked"], after["pending"], after["unclaimed"]) == (before["leaked"], 0, before["unclaimed"])
     assert resident() - resident_before < 8 << 20
 
 

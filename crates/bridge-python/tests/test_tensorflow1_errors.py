@@ -30,11 +30,11 @@ X = {"x:0": FLOATS}
 
 
 def refused(call: Callable[[], object], words: str, kind: str) -> None:
-    before = counts()["untaken"]
+    before = counts()["unclaimed"]
     with pytest.raises(tb.BridgeError, match=words) as caught:
         call()
     assert caught.value.kind == kind
-    eventually(lambda: tb.stats()["untaken"] == before)
+    eventually(lambda: tb.stats()["unclaimed"] == before)
 
 
 ONES = torch.ones(2)
@@ -310,11 +310,11 @@ def test_an_output_in_a_branch_that_is_not_taken_is_named() -> None:
         tf.negative(with_, name="y")
         tf.identity(without, name="z")
 
-    before = counts()["untaken"]
+    before = counts()["unclaimed"]
     with on_host(saved(build), {"x": FLOATS, "taken": ("bool", [])}, ["y", "x"]) as session:
         assert session.run({"x": ONES, "taken": torch.tensor(True)}, "torch")[0].tolist() == [-1, -1]
         refused(lambda: session.run({"x": ONES, "taken": torch.tensor(False)}), "y:0 was not computed", "framework")
-    eventually(lambda: tb.stats()["untaken"] == before)
+    eventually(lambda: tb.stats()["unclaimed"] == before)
 
 
 def test_a_failed_run_keeps_nothing() -> None:
@@ -336,12 +336,12 @@ def test_a_failed_run_keeps_nothing() -> None:
             del array
             gc.collect()
             assert alive() is None
-            assert tb.stats()["untaken"] == before["untaken"]
+            assert tb.stats()["unclaimed"] == before["unclaimed"]
     assert tb.stats()["leased"] == before["leased"] + 20
     eventually(lambda: tb.stats()["released"] == before["released"] + 20)
 
 
-# --- untaken results
+# --- unclaimed results
 
 
 def given_out() -> bytes:
@@ -355,17 +355,17 @@ def test_what_nobody_takes_goes_with_its_session() -> None:
     handles = [session.run({"x": torch.ones(4)}, "numpy")[0] for _ in range(10)]
     (kept,) = other.run({"x": torch.ones(4)}, "numpy")
     assert (handles[0].dtype, handles[0].shape) == (np.int32, (2,))
-    assert tb.stats()["untaken"] - before["untaken"] == 11
+    assert tb.stats()["unclaimed"] - before["unclaimed"] == 11
     # TensorFlow 2 has the same operations, but not these tensors. They go on waiting.
     refused(lambda: tb.tensorflow.take(handles[0], "torch"), "is one of TensorFlow 1.15", "argument")
     session.close()
     after = tb.stats()
-    assert (after["untaken"] - before["untaken"], after["reclaimed"] - before["reclaimed"]) == (1, 10)
+    assert (after["unclaimed"] - before["unclaimed"], after["reclaimed"] - before["reclaimed"]) == (1, 10)
     refused(lambda: tb.tensorflow.take(handles[0], "torch"), "its session is closed", "consumed")
     assert kept.shape == (2,)
     other.close()
     after = tb.stats()
-    assert (after["untaken"] - before["untaken"], after["reclaimed"] - before["reclaimed"]) == (0, 11)
+    assert (after["unclaimed"] - before["unclaimed"], after["reclaimed"] - before["reclaimed"]) == (0, 11)
 
 
 def test_what_is_released_too_early_is_named() -> None:

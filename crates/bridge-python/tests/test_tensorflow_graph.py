@@ -43,9 +43,9 @@ def session(device: str) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def everything_is_taken() -> Iterator[None]:
-    before = counts()["untaken"]
+    before = counts()["unclaimed"]
     yield
-    eventually(lambda: counts()["untaken"] == before)
+    eventually(lambda: counts()["unclaimed"] == before)
 
 
 def test_a_session_works_on_the_memory_of_torch(session: Any, device: str) -> None:
@@ -142,9 +142,9 @@ def test_what_is_fed_wrongly_is_named(session: Any, device: str) -> None:
 
 
 def test_each_result_is_taken_once(session: Any, device: str) -> None:
-    before = counts()["untaken"]
+    before = counts()["unclaimed"]
     fetched = session.run(graph.external_output(tf.ones([2])))
-    assert tb.stats()["untaken"] == before + 1
+    assert tb.stats()["unclaimed"] == before + 1
     with pytest.raises(tb.BridgeValueError, match="choose one of"):
         graph.take(fetched, "caffe")
     assert graph.take(fetched, "torch").tolist() == [1, 1]
@@ -164,11 +164,11 @@ def test_results_that_nobody_takes_go_with_the_session(device: str) -> None:
             # Another set of results makes TensorFlow build its kernels anew.
             taken.append(session.run([y] * length, {graph.handle_of(x): feed})[0])
         kept = graph.take(taken[1], "torch")
-        assert tb.stats()["untaken"] == before["untaken"] + 2
+        assert tb.stats()["unclaimed"] == before["unclaimed"] + 2
         session.close()
         del session
     eventually(lambda: tb.stats()["reclaimed"] == before["reclaimed"] + 2)
-    assert tb.stats()["untaken"] == before["untaken"]
+    assert tb.stats()["unclaimed"] == before["unclaimed"]
     assert kept.tolist() == [2, 2]
     with pytest.warns(ResourceWarning, match="2 results of external_output were never taken"):
         graph.feed(torch.ones(1))

@@ -137,7 +137,7 @@ fn check(runtime: &'static Runtime) {
         (GraphEdges::new(runtime).unwrap(), Plain::new(DType::FLOAT32), SessionOptions::default());
     let x = Input::new("x:0", DType::FLOAT32, &[None]).unwrap();
     let session = Session::open(runtime, LINE, std::slice::from_ref(&x), &["y:0", "x"], &options).unwrap();
-    let before = (External::untaken(), External::reclaimed());
+    let before = (External::unclaimed(), External::reclaimed());
     for count in [5, 16, 0] {
         let fed = feed(&plain, &graph, count);
         for _ in 0..2 {
@@ -154,7 +154,7 @@ fn check(runtime: &'static Runtime) {
     }
     released(&plain, 3);
     feed(&plain, &graph, 4).put_back();
-    assert_eq!(External::untaken(), before.0, "what was fed cannot be taken");
+    assert_eq!(External::unclaimed(), before.0, "what was fed cannot be taken");
     released(&plain, 4);
 
     let fed = feed(&plain, &graph, 4);
@@ -191,7 +191,7 @@ fn check(runtime: &'static Runtime) {
     let y = session.run(&[("x:0", &fed)]).unwrap().swap_remove(0);
     session.close().unwrap();
     assert_eq!(take(&plain, &graph, &y).numbers().1, [1.0, 3.0, 5.0, 7.0]);
-    assert_eq!((External::untaken(), External::reclaimed()), before, "everything was taken");
+    assert_eq!((External::unclaimed(), External::reclaimed()), before, "everything was taken");
     drop(fed);
     released(&plain, 5);
 }

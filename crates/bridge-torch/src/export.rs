@@ -51,7 +51,7 @@ fn export_natively(runtime: &Runtime, native: &Native, tensor: &PyTensor<'_>) ->
     let origin = |device| {
         let storage = || call(tensor, intern!(tensor.py(), "untyped_storage"), &[]);
         let origin = origin(runtime, tensor, Some(native), storage, device)?;
-        Ok((origin, native.hold(tensor, device.kind == DeviceKind::CPU)?))
+        Ok((origin, native.keep_alive(tensor, device.kind == DeviceKind::CPU)?))
     };
     // SAFETY: the tensor is alive and unchanged, because the GIL is held. PyTorch keeps DLPack's promises, the origin
     // is that of this tensor, and its memory is held, or its storage, which keeps the memory.

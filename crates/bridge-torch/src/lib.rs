@@ -40,9 +40,9 @@ mod fingerprint;
 #[cfg(any(feature = "python", feature = "tch"))]
 mod fork;
 #[cfg(feature = "python")]
-mod hold;
-#[cfg(feature = "python")]
 mod import;
+#[cfg(feature = "python")]
+mod keep_alive;
 #[cfg(any(feature = "python", feature = "tch"))]
 mod library;
 #[cfg(any(feature = "python", feature = "tch"))]

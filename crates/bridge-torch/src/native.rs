@@ -8,7 +8,7 @@ use crate::counter::Counters;
 use crate::describe::{Access, Describe};
 use crate::exchange::Borrow;
 use crate::fingerprint::{Fields, words};
-use crate::hold::{Hold, Owner, Place, hold};
+use crate::keep_alive::{KeepAlive, Owner, Place, keep_alive};
 use crate::library::{AtTensor, Held, MemoryOffsets, SEARCHED, function, search, word};
 use crate::memory::Memory;
 use bridge_core::dlpack::ffi::DLTensor;
@@ -346,17 +346,17 @@ impl Native {
     /// # Errors
     ///
     /// [`ErrorKind::Framework`] for a tensor without a storage.
-    pub(crate) fn hold(&self, object: &PyTensor<'_>, is_on_host: bool) -> Result<Hold> {
+    pub(crate) fn keep_alive(&self, object: &PyTensor<'_>, is_on_host: bool) -> Result<KeepAlive> {
         let storage = self.storage(object);
         if is_on_host && storage != 0 && self.keeps_memory && !is_planted("torch_storage_kept") {
             // SAFETY: the tensor keeps its storage, whose memory is on the host. The GIL is held.
             if let Some(memory) = unsafe { Memory::of(storage, self.offsets.memory, || is_shared(object)) } {
                 watch_for_exit(object.py());
                 // SAFETY: as above.
-                return hold(Place::Memory(memory), || Ok(Owner::Memory(unsafe { memory.keep() })));
+                return keep_alive(Place::Memory(memory), || Ok(Owner::Memory(unsafe { memory.keep() })));
             }
         }
-        hold(Place::Storage(storage), || {
+        keep_alive(Place::Storage(storage), || {
             let mut held = ptr::null_mut();
             // SAFETY: the object keeps the tensor. No dimensions are read, and the result is writable and ours. The
             // function catches what C++ throws.

@@ -2,7 +2,7 @@
 
 Its graphs have tensors only while they run. The suite holds what the bridge makes of them: the bridge's input operation
 passes a tensor into a run, and its output operation passes one out. What happens between the two is TensorFlow's own,
-and so are the witnesses: reads are fetched to the host, and an operation of the suite reports where a tensor is.
+and so are the oracles: reads are fetched to the host, and an operation of the suite reports where a tensor is.
 """
 
 # What the methods promise is documented in conformance/src/subject.rs, once.
@@ -45,7 +45,7 @@ OPERAND = 1 << 24
 CHAIN = 16
 
 #: The operations of the bridge, and one of the suite that reports what a kernel sees.
-INPUT, OUTPUT, WITNESS = "TruebridgeInput", "TruebridgeOutput", "ConformanceWitness"
+INPUT, OUTPUT, ORACLE = "TruebridgeInput", "TruebridgeOutput", "ConformanceOracle"
 
 #: Without an entry that has no gate, ``Copy`` returns its input (``debug_ops_spec``).
 UNGATED = b"DebugIdentity;file:///dev/null;0"
@@ -55,7 +55,7 @@ UNGATED = b"DebugIdentity;file:///dev/null;0"
 GRAPHS = {
     "make": [OUTPUT],
     "read": [INPUT],
-    "see": [INPUT, WITNESS],
+    "see": [INPUT, ORACLE],
     "copy": [INPUT, "Copy", OUTPUT],
     "shape": [INPUT, "Copy", "Reshape", OUTPUT],
     "fill": [INPUT, "Copy", "Reshape", "Bitcast", OUTPUT],
@@ -84,7 +84,7 @@ class TensorFlow1(Unwritable):
             os.environ["TF_SYNC_ON_FINISH"] = "false"
         self.library = Library.of(_conformance.tensorflow1()[1])
         self.session = Session(self.library)
-        self.library.register(WITNESS)
+        self.library.register(ORACLE)
         self.graphs: dict[tuple[str, int], tuple[list[Output], Output]] = {}
         self.named = {name: CODES[name] for name in NAMES if name in CODES}
         self.names = {code: name for name, code in self.named.items()}

@@ -1,6 +1,6 @@
 //! What TensorFlow does with the tensors of the suite: small graphs, built once and run many times.
 
-use super::library::{Output, Value, WITNESS};
+use super::library::{ORACLE, Output, Value};
 use super::session::{Attribute, Session};
 use super::{CHAIN, INT32, UINT8};
 use bridge_core::{Error, ErrorKind, Result};
@@ -36,7 +36,7 @@ impl Task {
         match self {
             Self::Make => &[(OUTPUT, 1)],
             Self::Read => &[(INPUT, 1)],
-            Self::See => &[(INPUT, 1), (WITNESS, 1)],
+            Self::See => &[(INPUT, 1), (ORACLE, 1)],
             Self::Copy => &[(INPUT, 1), (c"Copy", 1), (OUTPUT, 1)],
             Self::Shape => &[(INPUT, 1), (c"Copy", 1), (c"Reshape", 1), (OUTPUT, 1)],
             Self::Fill => &[(INPUT, 1), (c"Copy", 1), (c"Reshape", 1), (c"Bitcast", 1), (OUTPUT, 1)],

@@ -1,6 +1,6 @@
 //! TensorFlow's C functions (`tensorflow/c/*.h`), in a library that the process has loaded, and tensors of theirs.
 //!
-//! They are looked up here once more, so that the second witness is not the adapter's.
+//! They are looked up here once more, so that the second oracle is not the adapter's.
 
 use bridge_core::{Error, ErrorKind, Result};
 use bridge_tensorflow::{Runtime, Series};
@@ -126,7 +126,7 @@ functions! {
 const INT64: c_int = 9;
 
 /// The operation of the suite that reports what a kernel sees of its input: the code, the address and the shape.
-pub(super) const WITNESS: &CStr = c"ConformanceWitness";
+pub(super) const ORACLE: &CStr = c"ConformanceOracle";
 
 /// The functions of one TensorFlow.
 pub(super) struct Library {
@@ -141,15 +141,15 @@ fn raised(text: impl Into<String>) -> Error {
 }
 
 impl Library {
-    /// Returns the functions of the TensorFlow that `runtime` has loaded, with the [`WITNESS`] registered.
+    /// Returns the functions of the TensorFlow that `runtime` has loaded, with the [`ORACLE`] registered.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Framework`] for a function that is missing, and what TensorFlow reports.
     pub(super) fn of(runtime: &Runtime) -> Result<&'static Self> {
-        let (slot, name, witness): (_, _, Compute) = match runtime.series() {
-            Series::One => (0, "python/_pywrap_tensorflow_internal.so", witness::<0>),
-            _ => (1, "libtensorflow_cc.so.2", witness::<1>),
+        let (slot, name, oracle): (_, _, Compute) = match runtime.series() {
+            Series::One => (0, "python/_pywrap_tensorflow_internal.so", oracle::<0>),
+            _ => (1, "libtensorflow_cc.so.2", oracle::<1>),
         };
         let open = || {
             /// Fail if the library is not loaded yet (`dlfcn.h` of Linux).
@@ -159,7 +159,7 @@ impl Library {
             let loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) };
             let found = loaded.and_then(|loaded| Functions::find(&loaded)).map_err(|error| error.to_string())?;
             let library = Self { call: found };
-            library.register(witness).map_err(|error| error.to_string())?;
+            library.register(oracle).map_err(|error| error.to_string())?;
             Ok(library)
         };
         LIBRARIES[slot].get_or_init(open).as_ref().map_err(raised)
@@ -182,13 +182,13 @@ impl Library {
         }
     }
 
-    /// Registers [`WITNESS`] for both kinds of devices.
+    /// Registers [`ORACLE`] for both kinds of devices.
     fn register(&self, compute: Compute) -> Result<()> {
         let call = &self.call;
         // SAFETY: the names are C strings, the builders are ours until they are registered, and the kernel is a
         // function of this library, which is never unloaded.
         unsafe {
-            let builder = (call.TF_NewOpDefinitionBuilder)(WITNESS.as_ptr());
+            let builder = (call.TF_NewOpDefinitionBuilder)(ORACLE.as_ptr());
             (call.TF_OpDefinitionBuilderAddInput)(builder, c"x: T".as_ptr());
             (call.TF_OpDefinitionBuilderAddOutput)(builder, c"seen: int64".as_ptr());
             (call.TF_OpDefinitionBuilderAddAttr)(builder, c"T: type".as_ptr());
@@ -197,9 +197,9 @@ impl Library {
             (call.TF_OpDefinitionBuilderSetShapeInferenceFunction)(builder, unknown);
             self.checked(|status| (call.TF_RegisterOpDefinition)(builder, status))?;
             for device in [c"CPU", c"GPU"] {
-                let kernel = (call.TF_NewKernelBuilder)(WITNESS.as_ptr(), device.as_ptr(), None, compute, None);
+                let kernel = (call.TF_NewKernelBuilder)(ORACLE.as_ptr(), device.as_ptr(), None, compute, None);
                 (call.TF_KernelBuilder_HostMemory)(kernel, c"seen".as_ptr());
-                self.checked(|status| (call.TF_RegisterKernelBuilder)(WITNESS.as_ptr(), kernel, status))?;
+                self.checked(|status| (call.TF_RegisterKernelBuilder)(ORACLE.as_ptr(), kernel, status))?;
             }
         }
         Ok(())
@@ -224,7 +224,7 @@ impl Library {
 /// # Safety
 ///
 /// TensorFlow calls it with the context of a kernel.
-unsafe extern "C" fn witness<const SLOT: usize>(_: Raw, context: Raw) {
+unsafe extern "C" fn oracle<const SLOT: usize>(_: Raw, context: Raw) {
     let Some(Ok(library)) = LIBRARIES[SLOT].get() else { return };
     let (call, mut given) = (&library.call, null_mut());
     // SAFETY: the context is alive during the call, and the references to both tensors are ours.

@@ -3,7 +3,7 @@
 //!
 //! A graph has tensors only while it runs. The suite holds what the bridge makes of them: the bridge's input operation
 //! passes a tensor into a run, and its output operation passes one out. What happens between the two is TensorFlow's
-//! own, and so are the witnesses: reads are fetched to the host, and an operation of the suite reports where a tensor is.
+//! own, and so are the oracles: reads are fetched to the host, and an operation of the suite reports where a tensor is.
 
 mod graphs;
 mod library;
@@ -245,7 +245,7 @@ impl Subject for TensorFlowSubject {
         let (numbers, _) = seen.as_chunks();
         let numbers: Vec<i64> = numbers.iter().copied().map(i64::from_ne_bytes).collect();
         let [code, address, shape @ ..] = &*numbers else {
-            return Err(Error::new(ErrorKind::Framework, "the witness reported nothing"));
+            return Err(Error::new(ErrorKind::Framework, "the oracle reported nothing"));
         };
         let dtype = CODES.iter().find(|(_, known)| i64::from(*known) == *code).map(|(dtype, _)| *dtype);
         // Without elements a kernel sees an arbitrary address.

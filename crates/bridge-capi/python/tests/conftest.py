@@ -53,7 +53,7 @@ def nothing_leaks() -> Iterator[None]:
 def alive() -> Any:
     gc.collect()
     stats = _calls.counts()
-    return stats["leased"] - stats["released"], stats["untaken"]
+    return stats["leased"] - stats["released"], stats["unclaimed"]
 
 
 def wait_until(done: Any) -> None:

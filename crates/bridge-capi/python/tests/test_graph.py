@@ -235,9 +235,9 @@ def test_what_is_fed_wrongly_is_named(tf: Any, session: Any) -> None:
 
 def test_each_result_is_taken_once(tf: Any, session: Any) -> None:
     gc.collect()
-    before = tb.stats()["untaken"]
+    before = tb.stats()["unclaimed"]
     fetched = session.run(tb.external_output(tf.ones([2])))
-    assert tb.stats()["untaken"] == before + 1
+    assert tb.stats()["unclaimed"] == before + 1
     assert tb.take(fetched).numpy().tolist() == [1, 1]
     with pytest.raises(tb.BridgeBufferError, match="taken before") as caught:
         tb.take(fetched)
@@ -253,11 +253,11 @@ def test_what_is_never_taken_goes_with_its_session_and_is_warned_of(tf: Any) -> 
         session = tf.compat.v1.Session()
         y = tb.external_output(tf.ones([1000]))
         handles = [session.run(y) for _ in range(3)]
-        assert tb.stats()["untaken"] == before["untaken"] + 3
+        assert tb.stats()["unclaimed"] == before["unclaimed"] + 3
         session.close()
         del session
     wait_until(lambda: _calls.counts()["reclaimed"] == before["reclaimed"] + 3)
-    wait_until(lambda: _calls.counts()["untaken"] == before["untaken"])
+    wait_until(lambda: _calls.counts()["unclaimed"] == before["unclaimed"])
     with pytest.warns(ResourceWarning, match="3 results of external_output were never taken"):
         with pytest.raises(tb.BridgeBufferError, match="session is closed"):
             tb.take(handles[0])

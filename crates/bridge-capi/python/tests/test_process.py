@@ -49,7 +49,7 @@ session = tf.compat.v1.Session()
 x = tb.external_input(tf.float32, [None])
 y = tb.external_output(x)
 fed = tb.feed(array, copy=False)
-untaken = session.run(y, {tb.handle_of(x): fed})
+unclaimed = session.run(y, {tb.handle_of(x): fed})
 taken = tb.take(session.run(y, {tb.handle_of(x): fed}))
 views = [taken.numpy(), taken.__dlpack__(), np.asarray(taken)[3:]]
 """

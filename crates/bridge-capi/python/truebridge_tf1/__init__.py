@@ -192,7 +192,7 @@ def take(fetched: Any) -> Taken:
     Notes
     -----
     One that is never taken keeps its memory until its session is dropped: then it is reclaimed, and the next call of
-    this package warns. ``stats()["untaken"]`` counts them. The results of eager execution and of a ``tf.function``
+    this package warns. ``stats()["unclaimed"]`` counts them. The results of eager execution and of a ``tf.function``
     belong to no session, and wait as long as the process lives.
 
     Examples

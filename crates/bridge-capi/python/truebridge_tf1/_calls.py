@@ -18,7 +18,7 @@ def stats() -> Dict[str, int]:
     dict of str to int
         ``leased`` views were made and ``released`` ones returned to their owners. Of these, ``pending`` ones wait for
         the device, and the memory of ``leaked`` ones is never reused, because the driver cannot tell when it may be.
-        ``untaken`` results wait for ``take``; ``reclaimed`` ones were dropped with their session.
+        ``unclaimed`` results wait for ``take``; ``reclaimed`` ones were dropped with their session.
 
     Examples
     --------

@@ -78,7 +78,7 @@ class Info(ctypes.Structure):
     ]
 
 
-COUNTS = ("leased", "released", "pending", "leaked", "untaken", "reclaimed")
+COUNTS = ("leased", "released", "pending", "leaked", "unclaimed", "reclaimed")
 
 
 class Counts(ctypes.Structure):

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// Words of the memory that tensors lie in, and the byte of it that they usually begin at.
-const ROOM: usize = 64;
+const CAPACITY: usize = 64;
 const MIDDLE: u64 = 256;
 
 /// Slots of each kind, calls of a program, and dimensions of a tensor.
@@ -167,7 +167,7 @@ struct Described {
 
 impl Program {
     fn new() -> Self {
-        let memory: Box<[u64]> = (0..ROOM as u64).collect();
+        let memory: Box<[u64]> = (0..CAPACITY as u64).collect();
         let tensors = [NONE; SLOTS];
         let (made, opened, ticket) = ([None; SLOTS], null_mut(), [0; 513]);
         Self { memory, tensors, made, opened, ticket, tickets: Vec::new(), owners: Vec::new() }

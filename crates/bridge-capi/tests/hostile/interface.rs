@@ -83,7 +83,7 @@ pub struct Counts {
     pub released: u64,
     pub pending: u64,
     pub leaked: u64,
-    pub untaken: u64,
+    pub unclaimed: u64,
     pub reclaimed: u64,
 }
 

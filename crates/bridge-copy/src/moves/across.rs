@@ -110,7 +110,7 @@ impl<'a> Relay<'a> {
         let source = unsafe { self.pack(load) }?;
         let target = match load {
             Load::Alone(wired) => wired.piece.to.data,
-            Load::Packed(_) => self.room(load.nbytes()).map_err(of_all)?,
+            Load::Packed(_) => self.capacity(load.nbytes()).map_err(of_all)?,
         };
         // SAFETY: the caller's promises. A block has room for the bytes, and is used for them alone until they are spread.
         unsafe {
@@ -120,7 +120,7 @@ impl<'a> Relay<'a> {
         .map_err(|error| of_all(undefined(error)))?;
         if let Some(next) = next.filter(|next| is_spread(next)) {
             // Before what arrives now is spread, so that the next copy does not wait for that.
-            self.make_room(next.nbytes()).map_err(|error| of_all(undefined(error)))?;
+            self.make_space(next.nbytes()).map_err(|error| of_all(undefined(error)))?;
         }
         match load {
             Load::Alone(_) => Ok(()),
@@ -158,14 +158,14 @@ impl<'a> Relay<'a> {
     }
 
     /// Returns the address of the block for what arrives next.
-    fn room(&mut self, nbytes: usize) -> Result<usize> {
+    fn capacity(&mut self, nbytes: usize) -> Result<usize> {
         if self.arriving.is_empty() {
-            self.make_room(nbytes)?;
+            self.make_space(nbytes)?;
         }
         Ok(self.arriving[0].address)
     }
 
-    fn make_room(&mut self, nbytes: usize) -> Result<()> {
+    fn make_space(&mut self, nbytes: usize) -> Result<()> {
         let (device, stream) = self.spreading;
         self.arriving.push_back(Block::new(self.moves.link, device, nbytes, stream)?);
         self.order(self.spreading, self.moving)

@@ -400,9 +400,9 @@ proptest! {
         let dtype = DType { bits: (itemsize * 8) as u8, ..DType::UINT8 };
         let source_layout = Layout::new(dtype, &shape, Some(&source_strides), 0).unwrap();
         let target_layout = Layout::new(dtype, &shape, Some(&target_strides), 0).unwrap();
-        let room = |layout: &Layout| layout.byte_extent().0 + layout.byte_extent().1;
-        let source = numbers(room(&source_layout), 5);
-        let mut target = vec![0u8; room(&target_layout)];
+        let capacity = |layout: &Layout| layout.byte_extent().0 + layout.byte_extent().1;
+        let source = numbers(capacity(&source_layout), 5);
+        let mut target = vec![0u8; capacity(&target_layout)];
         let mut expected = target.clone();
         let start = source.as_ptr().expose_provenance() + source_layout.byte_extent().0;
         let end = target.as_mut_ptr().expose_provenance() + target_layout.byte_extent().0;

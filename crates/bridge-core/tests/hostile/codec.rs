@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 /// Words of the memory that tensors lie in, and the byte of it that they usually begin at.
-const ROOM: usize = 64;
+const CAPACITY: usize = 64;
 const MIDDLE: u64 = 256;
 
 /// The largest extent of a tensor, in bytes.
@@ -241,7 +241,7 @@ fn consumed<M: Abi>(fields: &Fields<'_>, memory: usize, consumer: impl FnOnce(*m
 
 /// Runs the case in one ABI.
 fn run<M: Abi>(fields: &Fields<'_>) {
-    let memory: Box<[u64]> = (1..=ROOM as u64).map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+    let memory: Box<[u64]> = (1..=CAPACITY as u64).map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
     let start = memory.as_ptr().expose_provenance();
     let bytes = start..start + size_of_val(&*memory);
     consumed::<M>(fields, start, |raw, stated, deleted| {

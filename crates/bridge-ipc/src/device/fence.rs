@@ -7,7 +7,7 @@
 use super::closer::defer;
 use super::watch::{forget, watch};
 use super::{AfterWork, Role, Then};
-use crate::line::broken;
+use crate::channel::broken;
 use crate::memory::{self, Mapping, Writing};
 use crate::wire::{Point, Uuid};
 use bridge_core::{Device, Error, ErrorKind, Ordering, Result, Stream};

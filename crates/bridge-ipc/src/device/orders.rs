@@ -2,7 +2,7 @@
 
 use super::device_of;
 use super::fence::{At, Fences, Tools};
-use crate::line::broken;
+use crate::channel::broken;
 use crate::own::Own;
 use crate::wire::{Hex, Point};
 use bridge_core::{Device, Result, Stream};

@@ -167,7 +167,7 @@ pub(super) fn close_later(slot: Arc<Slot>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::line::broken;
+    use crate::channel::broken;
     use crate::wire::Hex;
     use std::cell::{Cell, RefCell};
 

@@ -27,7 +27,7 @@ struct Watched {
 struct Watch {
     pages: Vec<Watched>,
     /// Wakes the thread. `None`: there is no thread.
-    bell: Option<Arc<OwnedFd>>,
+    waker: Option<Arc<OwnedFd>>,
 }
 
 static WATCH: Own<Watch> = Own::new();
@@ -38,32 +38,32 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Releases the words of a role once this process has ended.
 pub(super) fn watch(process: &Arc<OwnedFd>, page: &Arc<Page>, role: Role) -> Result<()> {
     let mut watch = WATCH.lock();
-    let bell = match &watch.bell {
-        Some(bell) => Arc::clone(bell),
+    let waker = match &watch.waker {
+        Some(waker) => Arc::clone(waker),
         None => {
-            let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("no eventfd"))?;
-            let (bell, hears) = (Arc::new(bell), thread::Builder::new().name("truebridge-ipc".into()));
-            let heard = Arc::clone(&bell);
+            let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("no eventfd"))?;
+            let (waker, hears) = (Arc::new(waker), thread::Builder::new().name("truebridge-ipc".into()));
+            let heard = Arc::clone(&waker);
             hears.spawn(move || run(&heard)).map_err(|error| {
                 let text = "cannot start the thread that orders work: raise the limit of processes (ulimit -u)";
                 Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
             })?;
-            Arc::clone(watch.bell.insert(bell))
+            Arc::clone(watch.waker.insert(waker))
         }
     };
     watch.pages.push(Watched { process: Arc::clone(process), page: Arc::downgrade(page), role });
-    ring(&bell);
+    ring(&waker);
     Ok(())
 }
 
 /// Makes the thread forget pages that are gone.
 pub(super) fn forget() {
-    WATCH.lock().bell.iter().for_each(|bell| ring(bell));
+    WATCH.lock().waker.iter().for_each(|waker| ring(waker));
 }
 
-fn ring(bell: &OwnedFd) {
+fn ring(waker: &OwnedFd) {
     // The counter of an eventfd overflows after 2^64 calls that are not read.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
 }
 
 /// Returns the pages that are left; `None` where there are none, and the thread ends.
@@ -71,22 +71,22 @@ fn left() -> Option<Vec<Watched>> {
     let mut watch = WATCH.lock();
     watch.pages.retain(|watched| watched.page.strong_count() > 0);
     if watch.pages.is_empty() {
-        watch.bell = None;
+        watch.waker = None;
         return None;
     }
     Some(watch.pages.clone())
 }
 
-fn run(bell: &OwnedFd) {
+fn run(waker: &OwnedFd) {
     while let Some(pages) = left() {
-        let mut asked = vec![PollFd::new(bell, PollFlags::IN)];
+        let mut asked = vec![PollFd::new(waker, PollFlags::IN)];
         asked.extend(pages.iter().map(|watched| PollFd::from_borrowed_fd(watched.process.as_fd(), PollFlags::IN)));
         if poll(&mut asked, None).is_err() {
             thread::sleep(PAUSE);
             continue;
         }
         let mut counter = [0; 8];
-        let _ = rustix::io::read(bell, &mut counter);
+        let _ = rustix::io::read(waker, &mut counter);
         let ended = pages.iter().zip(&asked[1..]).filter(|(_, asked)| !asked.revents().is_empty());
         for (watched, _) in ended {
             if let Some(page) = watched.page.upgrade() {

@@ -1,18 +1,17 @@
 //! The process that shares: its socket, and the thread that serves it.
 
-mod book;
 mod folder;
 mod serve;
+mod table;
 
-pub use book::Held;
+pub use table::Held;
 
-use crate::server::{Bell, Peer, Serving};
+use crate::server::{Peer, Serving, Waker};
 use crate::settings::Settings;
 use crate::socket::Listening;
 use crate::sync::{self, Mutex, MutexGuard, locked};
 use crate::ticket::{Ticket, Token, now};
 use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, UNASKED, Why, frame};
-use book::Book;
 use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
 use serve::Clerk;
@@ -21,6 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
+use table::Table;
 
 /// The most bytes of an answer around a content.
 const AROUND: usize = 128;
@@ -78,15 +78,15 @@ bridge_core::debug_fields!(impl[] Exporter);
 struct Desk {
     socket: PathBuf,
     listening: Listening,
-    book: Mutex<Book<Stored>>,
+    table: Mutex<Table<Stored>>,
     /// Connections to tell that a share was revoked, with its number.
     notices: Mutex<Vec<(Peer, u64)>>,
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
 }
 
 impl Desk {
-    fn book(&self) -> MutexGuard<'_, Book<Stored>> {
-        locked(&self.book)
+    fn table(&self) -> MutexGuard<'_, Table<Stored>> {
+        locked(&self.table)
     }
 }
 
@@ -100,16 +100,16 @@ impl Exporter {
     pub fn new(settings: Settings) -> Result<Self> {
         let folder = folder::ready(settings.folder, &settings.users)?;
         let (listener, socket) = folder::listen(&folder, settings.users.is_empty())?;
-        let bell = Bell::new()?;
+        let waker = Waker::new()?;
         let desk = Arc::new(Desk {
             listening: Listening::new(&listener, &socket),
             socket,
-            book: Mutex::new(Book::new(settings.limits)),
+            table: Mutex::new(Table::new(settings.limits)),
             notices: Mutex::default(),
-            bell: Arc::clone(&bell),
+            waker: Arc::clone(&waker),
         });
         let clerk = Clerk::new(Arc::clone(&desk));
-        let serving = Serving::start(listener, clerk, settings.users, settings.limits.connections, bell)?;
+        let serving = Serving::start(listener, clerk, settings.users, settings.limits.connections, waker)?;
         Ok(Self { desk, serving })
     }
 
@@ -152,23 +152,23 @@ impl Exporter {
         let until = sync::now().checked_add(time).ok_or_else(|| {
             Error::new(ErrorKind::Argument, "a ticket cannot be valid that long: pass a shorter time")
         })?;
-        let mut book = self.desk.book();
-        let free = book.expire(sync::now());
-        if !book.has_room(bytes) {
-            drop(book);
+        let mut table = self.desk.table();
+        let free = table.expire(sync::now());
+        if !table.has_capacity(bytes) {
+            drop(table);
             drop(free);
             let text = "this process shares as much as its limits allow: revoke shares, or raise the limits";
             return Err(Error::new(ErrorKind::Busy, text));
         }
         // The thread is woken then, if it has to be woken at all.
-        let awaited = book.next_expiry().is_some_and(|next| next <= until);
-        let share = book.share(kept, bytes, token, until);
-        drop(book);
+        let awaited = table.next_expiry().is_some_and(|next| next <= until);
+        let share = table.share(kept, bytes, token, until);
+        drop(table);
         drop(free);
         if !awaited {
-            self.desk.bell.ring();
+            self.desk.waker.ring();
         }
-        self.desk.bell.expect();
+        self.desk.waker.expect();
         // A part of a second counts as a whole one: the ticket must not expire before the share does.
         let expires = now().saturating_add(time.as_secs() + u64::from(time.subsec_nanos() > 0));
         Ticket::new(&self.desk.socket, share, token, expires, about)
@@ -182,12 +182,12 @@ impl Exporter {
     /// [`ErrorKind::Argument`] for a ticket that this exporter has not made.
     pub fn revoke(&self, ticket: &Ticket) -> Result<()> {
         let (share, token) = self.own(ticket)?;
-        let (peers, free) = self.desk.book().revoke(share, &token).map_err(forged)?;
+        let (peers, free) = self.desk.table().revoke(share, &token).map_err(forged)?;
         let notices = peers.into_iter().map(|peer| (peer, share));
         locked(&self.desk.notices).extend(notices);
-        // Elsewhere the number of the bell may be that of another file.
+        // Elsewhere the number of the waker may be that of another file.
         if self.desk.listening.is_open() {
-            self.desk.bell.ring();
+            self.desk.waker.ring();
         }
         drop(free);
         Ok(())
@@ -200,7 +200,7 @@ impl Exporter {
     /// [`ErrorKind::Argument`] for a ticket that this exporter has not made.
     pub fn end(&self, ticket: &Ticket) -> Result<()> {
         let (share, token) = self.own(ticket)?;
-        let free = self.desk.book().end(share, &token).map_err(forged)?;
+        let free = self.desk.table().end(share, &token).map_err(forged)?;
         drop(free);
         Ok(())
     }
@@ -227,7 +227,7 @@ impl Exporter {
 
     /// Returns what other processes hold now; in a forked process, nothing.
     pub fn held(&self) -> Held {
-        if self.is_elsewhere() { Held::default() } else { self.desk.book().held() }
+        if self.is_elsewhere() { Held::default() } else { self.desk.table().held() }
     }
 }
 

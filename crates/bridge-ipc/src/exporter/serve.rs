@@ -44,7 +44,7 @@ impl Service for Clerk {
     type Request = Request;
 
     fn join(&mut self, process: Option<&Arc<OwnedFd>>) -> Peer {
-        let peer = self.desk.book().join();
+        let peer = self.desk.table().join();
         self.orders.insert(peer, Orders::new(Role::Exporter, process.cloned()));
         peer
     }
@@ -54,13 +54,13 @@ impl Service for Clerk {
     }
 
     fn keeps(&self, peer: Peer) -> bool {
-        self.desk.book().holds(peer, |_| true)
+        self.desk.table().holds(peer, |_| true)
     }
 
     fn answer(&mut self, peer: Peer, number: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
         match request {
             Request::Open { share, token, persistent } => {
-                let opened = self.desk.book().open(peer, share, &token, now());
+                let opened = self.desk.table().open(peer, share, &token, now());
                 let (answer, files) = match opened {
                     Ok((lease, kept)) => match self.told(peer, &kept) {
                         Ok((content, files)) => {
@@ -71,7 +71,7 @@ impl Service for Clerk {
                             (Answer::Opened { lease, content }, files)
                         }
                         Err(_) => {
-                            drop(self.desk.book().give_back(peer, lease)?);
+                            drop(self.desk.table().give_back(peer, lease)?);
                             (Answer::Refused { why: Why::Failed }, Vec::new())
                         }
                     },
@@ -83,7 +83,7 @@ impl Service for Clerk {
                 // Without the wait the memory could be reused too early: the lease is kept until that process ends.
                 let orders = self.orders.get_mut(&peer).ok_or(Why::Protocol)?;
                 orders.wait_for(&points, None).map_err(|_| Why::Protocol)?;
-                let free = self.desk.book().give_back(peer, lease)?;
+                let free = self.desk.table().give_back(peer, lease)?;
                 if let Some(outside) = self.stores.remove(&(peer, lease)).filter(|_| !lost) {
                     outside.fetch_sub(1, Relaxed);
                 }
@@ -96,19 +96,19 @@ impl Service for Clerk {
     /// Work on a device goes on when a connection is closed; memory of the host is a file, which each side persistent.
     fn holds(&self, peer: Peer) -> bool {
         let on_a_device = |segment: &Segment| !matches!(segment, Segment::File { .. });
-        self.desk.book().holds(peer, |kept| kept.content.segments.iter().any(on_a_device))
+        self.desk.table().holds(peer, |kept| kept.content.segments.iter().any(on_a_device))
     }
 
     fn leave(&mut self, peer: Peer, _: &mut Vec<Letter>) {
         self.orders.remove(&peer);
         self.stores.retain(|(store, _), _| *store != peer);
-        let free = self.desk.book().leave(peer);
+        let free = self.desk.table().leave(peer);
         drop(free);
     }
 
     /// Ends shares that have expired, and notifies the processes that have a revoked one open.
     fn turn(&mut self, out: &mut Vec<Letter>) {
-        let free = self.desk.book().expire(now());
+        let free = self.desk.table().expire(now());
         drop(free);
         let notices = std::mem::take(&mut *locked(&self.desk.notices));
         let letter = |(to, share)| Letter::notice(to, &Answer::Revoked { share });
@@ -116,7 +116,7 @@ impl Service for Clerk {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.desk.book().next_expiry()
+        self.desk.table().next_expiry()
     }
 
     fn refusal(why: Why) -> Vec<u8> {
@@ -126,10 +126,10 @@ impl Service for Clerk {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Book;
+    use super::super::Table;
     use super::*;
     use crate::memory::Writing;
-    use crate::server::Bell;
+    use crate::server::Waker;
     use crate::socket::Listening;
     use crate::sync::Mutex;
     use crate::ticket::Token;
@@ -139,9 +139,10 @@ mod tests {
     use std::time::Duration;
 
     fn clerk() -> Clerk {
-        let book = Mutex::new(Book::new(Default::default()));
+        let table = Mutex::new(Table::new(Default::default()));
         let listening = Listening::new(&OwnedFd::from(File::open("/").unwrap()).into(), "/".as_ref());
-        let desk = Desk { socket: "/".into(), listening, book, notices: Mutex::default(), bell: Bell::new().unwrap() };
+        let desk =
+            Desk { socket: "/".into(), listening, table, notices: Mutex::default(), waker: Waker::new().unwrap() };
         Clerk::new(Arc::new(desk))
     }
 
@@ -160,7 +161,7 @@ mod tests {
             let (peer, token) = (clerk.join(None), Token::random().unwrap());
             assert!(!clerk.keeps(peer) && !clerk.holds(peer));
             let kept = Stored::finished(content(vec![segment]), Vec::new(), Vec::new());
-            let share = clerk.desk.book().share(kept, 0, token, now() + Duration::from_secs(60));
+            let share = clerk.desk.table().share(kept, 0, token, now() + Duration::from_secs(60));
             clerk.answer(peer, 1, Request::Open { share, token, persistent: false }, &mut Vec::new()).unwrap();
             assert_eq!((clerk.keeps(peer), clerk.holds(peer)), (true, holds));
         }
@@ -172,7 +173,7 @@ mod tests {
         let mut clerk = clerk();
         let kept = Stored::finished(content(Vec::new()), Vec::new(), Vec::new());
         let (outside, token) = (Arc::clone(&kept.outside), Token::random().unwrap());
-        let share = clerk.desk.book().share(kept, 0, token, now() + Duration::from_secs(60));
+        let share = clerk.desk.table().share(kept, 0, token, now() + Duration::from_secs(60));
         let peers = [clerk.join(None), clerk.join(None)];
         let mut last = peers[1];
         let mut open = |clerk: &mut Clerk, peer, persistent| {

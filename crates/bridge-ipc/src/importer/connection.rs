@@ -1,7 +1,7 @@
 //! Connections to processes that share, one for each.
 
+use crate::channel::{Channel, PATIENCE, Reply, broken, gone};
 use crate::device::{self, Orders, Role};
-use crate::line::{Line, PATIENCE, Reply, broken, gone};
 use crate::own::Own;
 use crate::sync::{Mutex, MutexGuard, locked, now};
 use crate::ticket::Token;
@@ -38,7 +38,7 @@ impl Reply for Answer {
 
 /// A connection to a process that shares.
 pub(super) struct Connection {
-    line: Arc<Line<Answer>>,
+    channel: Arc<Channel<Answer>>,
     /// The shares that are open here or about to be, and whether each was revoked.
     shares: Mutex<BTreeMap<u64, Weak<AtomicBool>>>,
     /// A point is made and sent in one step: values count up in the order of the work.
@@ -65,10 +65,10 @@ impl Connection {
             return Ok(connection);
         }
         // No lock is held during the wait for the other process. Two threads may connect at once, which does no harm.
-        let line = Arc::new(Line::connect(path)?);
-        let orders = Mutex::new(Orders::new(Role::Importer, line.process().cloned()));
+        let channel = Arc::new(Channel::connect(path)?);
+        let orders = Mutex::new(Orders::new(Role::Importer, channel.process().cloned()));
         let connection = Arc::new(Self {
-            line,
+            channel,
             shares: Mutex::default(),
             orders,
             lingers: AtomicBool::new(false),
@@ -93,7 +93,7 @@ impl Connection {
 
     /// Reads the notices that have come. Returns an error if the process has ended.
     fn listen(&self) -> Result<()> {
-        self.line.notices(|notice| self.note(notice))
+        self.channel.notices(|notice| self.note(notice))
     }
 }
 
@@ -111,14 +111,14 @@ impl Share {
     /// the segments.
     pub(super) fn open(&self, token: Token, persistent: bool) -> Result<(u64, Content, Vec<OwnedFd>)> {
         let (connection, request) = (&self.connection, Request::Open { share: self.number, token, persistent });
-        let line = Arc::downgrade(&connection.line);
+        let channel = Arc::downgrade(&connection.channel);
         let give_back = move |answer: &Answer, is_taken| {
             // The memory was not touched: there is nothing to wait for.
-            if let (Answer::Opened { lease, .. }, false, Some(line)) = (answer, is_taken, line.upgrade()) {
-                line.say(&Request::Return { lease: *lease, lost: false, points: Vec::new() });
+            if let (Answer::Opened { lease, .. }, false, Some(channel)) = (answer, is_taken, channel.upgrade()) {
+                channel.say(&Request::Return { lease: *lease, lost: false, points: Vec::new() });
             }
         };
-        match connection.line.ask(&request, now() + PATIENCE, |notice| connection.note(notice), give_back)? {
+        match connection.channel.ask(&request, now() + PATIENCE, |notice| connection.note(notice), give_back)? {
             (Answer::Opened { lease, content }, files) => Ok((lease, content, files)),
             _ => Err(broken("its answer does not fit the request")),
         }
@@ -148,20 +148,20 @@ impl Share {
     /// other processes may still use the memory.
     pub(super) fn give_back(&self, lease: u64, devices: &[Device], lost: bool) {
         // In a forked process the lock may be held for ever, and nothing is said.
-        if self.connection.line.is_elsewhere() {
+        if self.connection.channel.is_elsewhere() {
             return;
         }
         let mut orders = locked(&self.connection.orders);
         // A driver that fails has lost the work of this process anyway.
         let points = devices.iter().filter_map(|device| orders.point(*device).ok()).collect();
-        self.connection.line.say(&Request::Return { lease, lost, points });
+        self.connection.channel.say(&Request::Return { lease, lost, points });
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         // In a forked process the lock may be held for ever.
-        if self.connection.line.is_elsewhere() {
+        if self.connection.channel.is_elsewhere() {
             return;
         }
         let mut shares = self.connection.shares();

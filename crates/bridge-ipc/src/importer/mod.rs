@@ -4,8 +4,8 @@ mod connection;
 mod leases;
 mod stays;
 
+use crate::channel::{broken, refused};
 use crate::device::{self, DeviceMapping, Expected, Role};
-use crate::line::{broken, refused};
 use crate::memory::{self, Mapping, Writing};
 use crate::own::Own;
 use crate::process;

@@ -3,9 +3,9 @@
 use super::shares::{Placed, Put, Shares};
 use super::wire::{About, Answer, Listed, Request};
 use super::{LISTED, checked};
+use crate::channel::{Channel, PATIENCE, broken, goes_on};
 use crate::exporter::{Exporter, Stored};
 use crate::importer;
-use crate::line::{Line, PATIENCE, broken, goes_on};
 use crate::own::Own;
 use crate::process;
 use crate::sync::{self, Mutex, locked, now, thread};
@@ -43,7 +43,7 @@ bridge_core::debug_fields!(impl[] Client: end);
 /// What the thread shares with the callers.
 struct End {
     path: PathBuf,
-    line: Mutex<Arc<Line<Answer>>>,
+    channel: Mutex<Arc<Channel<Answer>>>,
     persistent: OnceLock<bool>,
     shares: Arc<Shares>,
     found: Arc<Mutex<Vec<Found>>>,
@@ -102,32 +102,32 @@ impl End {
     }
 
     /// Returns the connection; one to the successor of a store that has ended.
-    fn line(&self) -> Result<Arc<Line<Answer>>> {
+    fn channel(&self) -> Result<Arc<Channel<Answer>>> {
         self.check()?;
-        let line = Arc::clone(&locked(&self.line));
-        let is_over = || line.notices(|notice| self.hear(notice)).is_err();
-        if self.is_of_store() && is_over() { self.again(&line) } else { Ok(line) }
+        let channel = Arc::clone(&locked(&self.channel));
+        let is_over = || channel.notices(|notice| self.hear(notice)).is_err();
+        if self.is_of_store() && is_over() { self.again(&channel) } else { Ok(channel) }
     }
 
     /// Connects to the successor of a store, and hands it what this process has.
-    fn again(&self, old: &Arc<Line<Answer>>) -> Result<Arc<Line<Answer>>> {
-        let mut line = locked(&self.line);
+    fn again(&self, old: &Arc<Channel<Answer>>) -> Result<Arc<Channel<Answer>>> {
+        let mut channel = locked(&self.channel);
         // Another thread may have done so.
-        if Arc::ptr_eq(&line, old) && !self.is_closed.load(Relaxed) {
-            let new = Arc::new(Line::connect(&self.path)?);
+        if Arc::ptr_eq(&channel, old) && !self.is_closed.load(Relaxed) {
+            let new = Arc::new(Channel::connect(&self.path)?);
             self.hand_over(&new)?;
-            *line = new;
+            *channel = new;
         }
-        Ok(Arc::clone(&line))
+        Ok(Arc::clone(&channel))
     }
 
     /// Hands a store what its predecessor kept. It has no room for some, and some it has already.
-    fn hand_over(&self, line: &Line<Answer>) -> Result<()> {
+    fn hand_over(&self, channel: &Channel<Answer>) -> Result<()> {
         let put = |name, version, keep, ticket| {
             let request = Request::Put { name, ticket, keep, version: Some(version) };
             let answered = Arc::new(AtomicBool::new(false));
             let hears = Arc::clone(&answered);
-            let asked = line.ask(
+            let asked = channel.ask(
                 &request,
                 now() + PATIENCE,
                 |notice| self.hear(notice),
@@ -160,9 +160,9 @@ impl End {
     /// until the program closes it.
     fn attend(&self) {
         let [mut pause, most] = PAUSES;
-        let mut line = Arc::clone(&locked(&self.line));
+        let mut channel = Arc::clone(&locked(&self.channel));
         loop {
-            while line.attend(|notice| self.hear(notice)).is_ok() {
+            while channel.attend(|notice| self.hear(notice)).is_ok() {
                 self.shares.release();
                 pause = PAUSES[0];
             }
@@ -170,8 +170,8 @@ impl End {
             if self.is_closed.load(Relaxed) || !self.is_of_store() {
                 break;
             }
-            match self.again(&line) {
-                Ok(new) => line = new,
+            match self.again(&channel) {
+                Ok(new) => channel = new,
                 Err(_) => {
                     thread::sleep(pause);
                     pause = most.min(2 * pause);
@@ -192,7 +192,7 @@ impl Client {
     pub fn connect(path: &Path) -> Result<Self> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
         let end = End {
-            line: Mutex::new(Arc::new(Line::connect(&path)?)),
+            channel: Mutex::new(Arc::new(Channel::connect(&path)?)),
             found: found_at(&path),
             path,
             persistent: OnceLock::new(),
@@ -241,8 +241,8 @@ impl Client {
 
     /// Sends a question. `hears` is called with the answer whenever that comes.
     fn ask_and_hear(&self, request: &Request, hears: impl FnOnce(&Answer, bool) + Send + 'static) -> Result<Answer> {
-        let line = self.end.line()?;
-        let answered = line.ask(request, now() + PATIENCE, |notice| self.end.hear(notice), hears);
+        let channel = self.end.channel()?;
+        let answered = channel.ask(request, now() + PATIENCE, |notice| self.end.hear(notice), hears);
         self.end.shares.release();
         Ok(answered?.0)
     }
@@ -394,10 +394,10 @@ impl Client {
     /// [`ErrorKind::Argument`] for what is not a name, and those of the connection.
     pub fn watch(&self, name: &str, after: u64) -> Result<Watch> {
         let (name, persistent) = (checked(name)?, self.is_persistent()?);
-        let mut watch = Watch { path: self.end.path.clone(), name, after, persistent, line: Mutex::new(None) };
+        let mut watch = Watch { path: self.end.path.clone(), name, after, persistent, channel: Mutex::new(None) };
         match watch.start() {
             Err(error) if persistent && error.kind() == ErrorKind::Gone => (),
-            started => watch.line = Mutex::new(Some(started?)),
+            started => watch.channel = Mutex::new(Some(started?)),
         }
         Ok(watch)
     }
@@ -408,7 +408,7 @@ impl Drop for Client {
         // The connection of a forked process is its parent's.
         if self.end.check().is_ok() {
             self.end.is_closed.store(true, Relaxed);
-            locked(&self.end.line).close();
+            locked(&self.end.channel).close();
             self.end.shares.end();
         }
     }
@@ -422,16 +422,16 @@ pub struct Watch {
     after: u64,
     persistent: bool,
     /// `None` after the end of a store, until its successor is there.
-    line: Mutex<Option<Line<Answer>>>,
+    channel: Mutex<Option<Channel<Answer>>>,
 }
 
 bridge_core::debug_fields!(impl[] Watch);
 
 impl Watch {
-    fn start(&self) -> Result<Line<Answer>> {
-        let line = Line::connect(&self.path)?;
-        line.start(&Request::Wait { name: self.name.clone(), after: self.after })?;
-        Ok(line)
+    fn start(&self) -> Result<Channel<Answer>> {
+        let channel = Channel::connect(&self.path)?;
+        channel.start(&Request::Wait { name: self.name.clone(), after: self.after })?;
+        Ok(channel)
     }
 
     /// Returns the newest version and its ticket, if there is one within `time`. Call it again to wait on. If a store
@@ -443,14 +443,14 @@ impl Watch {
     pub fn wait(&self, time: Duration) -> Result<Option<(u64, Ticket)>> {
         // The sum with a longer time may be more than the clock can count.
         let until = now() + time.min(LONGEST);
-        let mut line = locked(&self.line);
+        let mut channel = locked(&self.channel);
         loop {
-            let answered = match &*line {
-                Some(line) => line.answered(until),
-                None => self.start().map(|started| line.insert(started)).and_then(|line| line.answered(until)),
+            let answered = match &*channel {
+                Some(channel) => channel.answered(until),
+                None => self.start().map(|started| channel.insert(started)).and_then(|channel| channel.answered(until)),
             };
             match answered {
-                Err(error) if self.persistent && error.kind() == ErrorKind::Gone => *line = None,
+                Err(error) if self.persistent && error.kind() == ErrorKind::Gone => *channel = None,
                 answered => return Ok(answered?.and_then(found)),
             }
             if now() >= until {

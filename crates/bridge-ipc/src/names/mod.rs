@@ -1,7 +1,7 @@
 //! Names for tickets, for programs that run for a long time.
 
-mod board;
 mod client;
+mod registry;
 mod shares;
 mod store;
 mod wire;
@@ -9,11 +9,11 @@ mod wire;
 pub use client::{Client, Watch};
 pub use wire::{About, Listed};
 
-use crate::server::{Bell, Serving};
+use crate::server::{Serving, Waker};
 use crate::settings::Settings;
 use crate::socket;
-use board::Board;
 use bridge_core::{Error, ErrorKind, Result};
+use registry::Registry;
 use rustix::process::{Resource, getrlimit};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,21 +59,21 @@ impl Names {
     ///
     /// Those of [`serve`](Self::serve) and of [`Exporter::new`](crate::Exporter::new).
     pub fn persistent(path: &Path, settings: Settings) -> Result<Self> {
-        Self::start(path, settings, |settings, bell| Ok(Some(Box::new(Store::new(settings, bell)?))))
+        Self::start(path, settings, |settings, waker| Ok(Some(Box::new(Store::new(settings, waker)?))))
     }
 
     fn start(
         path: &Path,
         settings: Settings,
-        store: impl FnOnce(Settings, Arc<Bell>) -> Result<Option<Box<dyn Storing>>>,
+        store: impl FnOnce(Settings, Arc<Waker>) -> Result<Option<Box<dyn Storing>>>,
     ) -> Result<Self> {
         let listener = socket::listen(path, settings.users.is_empty())?;
-        let (bell, mut limits, users) = (Bell::new()?, settings.limits, settings.users.clone());
+        let (waker, mut limits, users) = (Waker::new()?, settings.limits, settings.users.clone());
         // A connection takes two descriptors. Where few are left, the silent ones must end before all are taken.
         let files = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| most as usize);
         limits.connections = limits.connections.min((files / 4).max(4));
-        let board = Board::new(limits, store(settings, Arc::clone(&bell))?);
-        let serving = Serving::start(listener, board, users, limits.connections, bell)?;
+        let registry = Registry::new(limits, store(settings, Arc::clone(&waker))?);
+        let serving = Serving::start(listener, registry, users, limits.connections, waker)?;
         Ok(Self { serving, path: std::path::absolute(path).unwrap_or_else(|_| path.into()) })
     }
 

@@ -3,7 +3,7 @@
 use super::LISTED;
 use crate::exporter::{Exporter, Stored};
 use crate::importer;
-use crate::server::Bell;
+use crate::server::Waker;
 use crate::settings::Settings;
 use crate::sync::{Mutex, locked, thread};
 use crate::ticket::Ticket;
@@ -44,11 +44,11 @@ pub(super) struct Store {
     adopted: Arc<Mutex<Vec<Adopted>>>,
     /// Whether it ends, and its leases with it.
     ends: Arc<AtomicBool>,
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
 }
 
 impl Store {
-    pub(super) fn new(settings: Settings, bell: Arc<Bell>) -> bridge_core::Result<Self> {
+    pub(super) fn new(settings: Settings, waker: Arc<Waker>) -> bridge_core::Result<Self> {
         // A connection takes a socket, and a descriptor of its process.
         let spare = (settings.limits.connections as u64).saturating_mul(2).saturating_add(64);
         let files =
@@ -56,7 +56,7 @@ impl Store {
         let most = (settings.limits.bytes, files);
         let ledger = Arc::new(Mutex::new(Ledger { stored: BTreeMap::new(), total: (0, 0), most }));
         let exporter = Arc::new(Exporter::new(settings)?);
-        Ok(Self { exporter, ledger, adopted: Arc::default(), ends: Arc::default(), bell })
+        Ok(Self { exporter, ledger, adopted: Arc::default(), ends: Arc::default(), waker })
     }
 }
 
@@ -70,16 +70,17 @@ impl Drop for Store {
 impl Storing for Store {
     /// On a thread of its own: the process that shares may be slow to answer.
     fn adopt(&mut self, task: Task, ticket: &Ticket) {
-        let (exporter, adopted, bell) = (Arc::clone(&self.exporter), Arc::clone(&self.adopted), Arc::clone(&self.bell));
+        let (exporter, adopted, waker) =
+            (Arc::clone(&self.exporter), Arc::clone(&self.adopted), Arc::clone(&self.waker));
         let (ledger, ends, ticket) = (Arc::clone(&self.ledger), Arc::clone(&self.ends), ticket.clone());
         let adopting = move || {
             let stored = adopted_by(&exporter, &ledger, &ends, &ticket);
             locked(&adopted).push((task, stored));
-            bell.ring();
+            waker.ring();
         };
         if thread::Builder::new().name("truebridge-ipc".into()).spawn(adopting).is_err() {
             locked(&self.adopted).push((task, Err(Why::Busy)));
-            self.bell.ring();
+            self.waker.ring();
         }
     }
 
@@ -150,20 +151,20 @@ impl Entry {
     /// Enters the memory of a share, if there is room for it.
     fn of(ledger: &Arc<Mutex<Ledger>>, content: &Content, files: &[Arc<OwnedFd>]) -> Result<Self, Why> {
         let (pieces, count) = (pieces(content, files)?, files.len());
-        let mut book = locked(ledger);
-        let mut fresh = pieces.iter().filter(|(piece, _)| !book.stored.contains_key(piece));
+        let mut table = locked(ledger);
+        let mut fresh = pieces.iter().filter(|(piece, _)| !table.stored.contains_key(piece));
         let more = fresh.try_fold(0usize, |sum, (_, nbytes)| sum.checked_add(*nbytes)).ok_or(Why::Protocol)?;
-        if book.total.0.saturating_add(more) > book.most.0 || book.total.1 + count > book.most.1 {
+        if table.total.0.saturating_add(more) > table.most.0 || table.total.1 + count > table.most.1 {
             return Err(Why::Full);
         }
-        book.total.1 += count;
+        table.total.1 += count;
         for (piece, nbytes) in &pieces {
-            let (uses, nbytes) = book.stored.entry(*piece).or_insert((0, *nbytes));
+            let (uses, nbytes) = table.stored.entry(*piece).or_insert((0, *nbytes));
             *uses += 1;
             let first = if *uses == 1 { *nbytes } else { 0 };
-            book.total.0 += first;
+            table.total.0 += first;
         }
-        drop(book);
+        drop(table);
         let pieces = pieces.into_iter().map(|(piece, _)| piece).collect();
         Ok(Self { ledger: Arc::clone(ledger), pieces, files: count })
     }
@@ -233,7 +234,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("truebridge-store-{}", std::process::id()));
         let limits = Limits { connections: usize::MAX, ..Limits::default() };
         let settings = Settings { folder: Some(folder.clone()), limits, ..Settings::default() };
-        let store = Store::new(settings, Bell::new().unwrap()).unwrap();
+        let store = Store::new(settings, Waker::new().unwrap()).unwrap();
         let ends = Arc::clone(&store.ends);
         assert!(!ends.load(Relaxed));
         drop(store);

@@ -1,6 +1,6 @@
 //! Messages about names. Their frames are those of tickets.
 
-use crate::line::Reply;
+use crate::channel::Reply;
 use crate::ticket::Ticket;
 use crate::wire::{Why, is_not};
 use serde::{Deserialize, Serialize};

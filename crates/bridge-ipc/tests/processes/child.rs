@@ -2,7 +2,7 @@
 
 use super::{LONG, PATIENCE, host, share};
 use bridge_core::{Adapter, ErrorKind, Options, Result, transfer};
-use bridge_ipc::{Client, Exporter, Ipc, IpcTensor, Parcel, Settings, Ticket, Writing, open, process};
+use bridge_ipc::{Client, Exporter, Ipc, IpcTensor, Message, Settings, Ticket, Writing, open, process};
 use bridge_ndarray::{HostArray, NdArray};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process, setrlimit, waitpid};
 use std::fs::{File, Permissions};
@@ -215,10 +215,10 @@ fn obey(
         // Passes on what was opened.
         "pass" => {
             let (from, tensor) = (ipc(), tensors[number].as_ref().unwrap());
-            let parcel = Parcel::of(&[(&from, tensor)], Some(Writing::Never), &host(), &Options::default())
+            let message = Message::of(&[(&from, tensor)], Some(Writing::Never), &host(), &Options::default())
                 .map_err(|failed| failed.error)?;
-            let copied = parcel.transfers()[0].bytes_copied;
-            Ok(format!("{copied} {}", parcel.share(exporter, LONG, None)?.text()))
+            let copied = message.transfers()[0].bytes_copied;
+            Ok(format!("{copied} {}", message.share(exporter, LONG, None)?.text()))
         }
         _ => panic!("{verb}"),
     }

@@ -6,7 +6,7 @@ use bridge_core::{
     Access, Adapter, Allocation, COPY_ALIGNMENT, DType, ErrorKind, Export, Layout, Memory, Options, Order, Permutation,
     copy_into,
 };
-use bridge_ipc::{Held, Ipc, Limits, Parcel, Ticket, Transport, Writing, check, is_leasing, open, transport};
+use bridge_ipc::{Held, Ipc, Limits, Message, Ticket, Transport, Writing, check, is_leasing, open, transport};
 use bridge_ndarray::{HostArray, NdArray};
 use ndarray::array;
 use std::time::{Duration, Instant, SystemTime};
@@ -185,9 +185,9 @@ fn memory_with_several_leases_is_good_as_long_as_one_of_them_is() {
         let exporter = folder.exporter(Limits::default());
         let first = share(&exporter, vec![7; 64], Writing::Shared, LONG).unwrap();
         let tensor = &open(&first).unwrap().tensors[0];
-        let parcel = Parcel::of(&[(&ipc(), tensor)], Some(Writing::Shared), &host(), &Options::default()).unwrap();
-        assert_eq!(parcel.transfers()[0].bytes_copied, 0);
-        let second = parcel.share(&exporter, LONG, None).unwrap();
+        let message = Message::of(&[(&ipc(), tensor)], Some(Writing::Shared), &host(), &Options::default()).unwrap();
+        assert_eq!(message.transfers()[0].bytes_copied, 0);
+        let second = message.share(&exporter, LONG, None).unwrap();
         let again = &open(&second).unwrap().tensors[0];
         assert_eq!(again.data(), tensor.data());
         let (tickets, tensors) = ([&first, &second], [tensor, again]);
@@ -274,14 +274,14 @@ fn what_is_passed_on_in_another_order_is_copied() {
     let exporter = folder.exporter(Limits::default());
     // SAFETY: no code writes to the memory.
     let (ipc, matrix) = (unsafe { Ipc::new() }, HostArray::from(array![[1u8, 2, 3], [4, 5, 6]]));
-    let parcel = Parcel::of(&[(&ndarray(), &matrix)], Some(Writing::Never), &host(), &Options::default()).unwrap();
-    let opened = open(&parcel.share(&exporter, LONG, None).unwrap()).unwrap();
+    let message = Message::of(&[(&ndarray(), &matrix)], Some(Writing::Never), &host(), &Options::default()).unwrap();
+    let opened = open(&message.share(&exporter, LONG, None).unwrap()).unwrap();
     let transposed = Options::default().with_permute(Permutation::new(&[1, 0]).unwrap());
     for (order, copied) in [(None, 0), (Some(Order::ColumnMajor), 0), (Some(Order::RowMajor), 6)] {
         let options = transposed.with_order(order);
-        let parcel = Parcel::of(&[(&ipc, &opened.tensors[0])], Some(Writing::Never), &host(), &options).unwrap();
-        assert_eq!(parcel.transfers()[0].bytes_copied, copied, "{order:?}");
-        let ticket = parcel.share(&exporter, LONG, None).unwrap();
+        let message = Message::of(&[(&ipc, &opened.tensors[0])], Some(Writing::Never), &host(), &options).unwrap();
+        assert_eq!(message.transfers()[0].bytes_copied, copied, "{order:?}");
+        let ticket = message.share(&exporter, LONG, None).unwrap();
         assert_eq!(ticket.to_string(), "ipc uint8 [3, 2] on cpu, expires in 3600 s");
         let array = seen(&open(&ticket).unwrap().tensors[0]).unwrap();
         assert_eq!(array.to_array::<u8>().unwrap(), array![[1, 4], [2, 5], [3, 6]].into_dyn());
@@ -312,16 +312,16 @@ fn memory_that_all_may_write_to_is_mapped_once() {
 }
 
 #[test]
-fn a_parcel_of_many_tensors_takes_one_piece_of_memory() {
+fn a_message_of_many_tensors_takes_one_piece_of_memory() {
     let folder = Folder::new();
     let exporter = folder.exporter(Limits::default());
     let arrays: Vec<_> = (0..300u32).map(|i| HostArray::from(vec![i; i as usize % 7])).collect();
     let from = ndarray();
     let leaves: Vec<(&dyn Adapter<Tensor = HostArray>, &HostArray)> =
         arrays.iter().map(|array| (&from as _, array)).collect();
-    let parcel = Parcel::of(&leaves, Some(Writing::Private), &host(), &Options::default()).unwrap();
+    let message = Message::of(&leaves, Some(Writing::Private), &host(), &Options::default()).unwrap();
     let room: usize = arrays.iter().map(|array| array.layout().nbytes().next_multiple_of(COPY_ALIGNMENT)).sum();
-    let ticket = parcel.share(&exporter, LONG, Some("a list".into())).unwrap();
+    let ticket = message.share(&exporter, LONG, Some("a list".into())).unwrap();
     assert_eq!(exporter.held().bytes, room);
     let opened = open(&ticket).unwrap();
     assert_eq!((opened.tensors.len(), opened.tree.as_deref()), (300, Some("a list")));
@@ -356,6 +356,6 @@ fn limits_are_errors() {
 fn a_copy_is_refused_where_none_may_be_made() {
     let options = Options::in_place();
     let (from, array) = (ndarray(), HostArray::from(vec![1u8]));
-    let refused = Parcel::of(&[(&from, &array)], Some(Writing::Private), &host(), &options).err().unwrap();
+    let refused = Message::of(&[(&from, &array)], Some(Writing::Private), &host(), &options).err().unwrap();
     assert_eq!((refused.index, refused.error.kind()), (0, ErrorKind::CopyNeeded));
 }

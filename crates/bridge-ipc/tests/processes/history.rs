@@ -70,7 +70,7 @@ proptest! {
     /// Whatever processes do and whenever they die, the exporter keeps a share exactly as long as it can be opened or
     /// is leased, readers see the right bytes, and what was revoked is refused.
     #[test]
-    fn books_and_processes_agree(steps in prop::collection::vec(step(), 1..40)) {
+    fn tables_and_processes_agree(steps in prop::collection::vec(step(), 1..40)) {
         let folder = Folder::new();
         let exporter = folder.exporter(Limits::default());
         let mut shares: Vec<Known> = Vec::new();

@@ -1,10 +1,10 @@
 //! Real processes that share and open, and die at any step.
 
+mod channel;
 mod child;
 mod death;
 pub(crate) mod fuzz;
 mod history;
-mod line;
 mod names;
 mod programs;
 mod rights;
@@ -13,7 +13,7 @@ mod store;
 mod wire;
 
 use bridge_core::{HostOnly, Options, Ordering, Result};
-use bridge_ipc::{Exporter, Held, Limits, Parcel, Settings, Ticket, Writing};
+use bridge_ipc::{Exporter, Held, Limits, Message, Settings, Ticket, Writing};
 use bridge_ndarray::{HostArray, NdArray};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,12 +64,12 @@ impl Drop for Folder {
 /// Shares a vector of bytes.
 fn share(exporter: &Exporter, bytes: Vec<u8>, writing: Writing, time: Duration) -> Result<Ticket> {
     let (from, array) = (ndarray(), HostArray::from(bytes));
-    Parcel::of(&[(&from, &array)], Some(writing), &host(), &Options::default())
+    Message::of(&[(&from, &array)], Some(writing), &host(), &Options::default())
         .map_err(|failed| failed.error)?
         .share(exporter, time, None)
 }
 
-/// Waits until the exporter's books say so.
+/// Waits until the exporter's tables say so.
 fn wait_for(exporter: &Exporter, what: impl Fn(&Held) -> bool) {
     let start = Instant::now();
     while !what(&exporter.held()) {

@@ -4,7 +4,7 @@ use super::child::ipc;
 use super::{Folder, LONG, host, ndarray};
 use bridge_core::{Access, ErrorKind, Options, Order, Permutation, Result, copy_into, transfer};
 use bridge_fuzz::{Random, number};
-use bridge_ipc::{Exporter, IpcTensor, Limits, Parcel, Writing, open};
+use bridge_ipc::{Exporter, IpcTensor, Limits, Message, Writing, open};
 use bridge_ndarray::HostArray;
 use ndarray::{ArrayD, Axis};
 use std::cell::RefCell;
@@ -50,9 +50,10 @@ impl Tensor {
                 Ok((Self::Array(array), done.copied_by.is_some()))
             }
             Some(_) => {
-                let parcel = Parcel::of(&[(from, tensor)], writing, &host(), options).map_err(|failed| failed.error)?;
-                let copied = parcel.transfers()[0].copied_by.is_some();
-                let ticket = parcel.share(exporter, LONG, None)?;
+                let message =
+                    Message::of(&[(from, tensor)], writing, &host(), options).map_err(|failed| failed.error)?;
+                let copied = message.transfers()[0].copied_by.is_some();
+                let ticket = message.share(exporter, LONG, None)?;
                 let opened = open(&ticket)?.tensors.remove(0);
                 exporter.end(&ticket)?;
                 Ok((Self::Opened(opened), copied))

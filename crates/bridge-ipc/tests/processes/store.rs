@@ -3,7 +3,7 @@
 use super::child::{ipc, read, seen};
 use super::{Folder, LONG, PATIENCE, host, share};
 use bridge_core::{Adapter, DType, Device, ErrorKind, Options};
-use bridge_ipc::{Client, Exporter, IpcTensor, Limits, Names, Parcel, Settings, Ticket, Writing, empty, open};
+use bridge_ipc::{Client, Exporter, IpcTensor, Limits, Message, Names, Settings, Ticket, Writing, empty, open};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -204,8 +204,8 @@ fn what_is_stored_outlives_the_process_that_has_opened_it() {
     let copied = |ticket: &Ticket| {
         let opened = open(ticket).unwrap();
         let leaves: &[(&dyn Adapter<Tensor = _>, _)] = &[(&ipc(), &opened.tensors[0])];
-        let parcel = Parcel::outliving(leaves, Some(Writing::Never), &host(), &Options::default()).unwrap();
-        parcel.transfers()[0].bytes_copied
+        let message = Message::outliving(leaves, Some(Writing::Never), &host(), &Options::default()).unwrap();
+        message.transfers()[0].bytes_copied
     };
     assert_eq!((copied(&ticket), copied(&kept)), (3, 0));
 }
@@ -221,18 +221,18 @@ fn memory_that_was_made_for_a_store_is_taken_as_it_is() {
     for (tensor, spec) in tensors.iter().zip(&specs) {
         assert_eq!((tensor.dtype(), tensor.layout().shape(), tensor.device()), (spec.0, &spec.1[..], spec.2));
     }
-    let parcel = |tensors: &[&IpcTensor], writing| {
+    let message = |tensors: &[&IpcTensor], writing| {
         let from = ipc();
         let leaves: Vec<(&dyn Adapter<Tensor = IpcTensor>, &IpcTensor)> =
             tensors.iter().map(|tensor| (&from as _, *tensor)).collect();
-        Parcel::outliving(&leaves, writing, &host(), &Options::default()).unwrap()
+        Message::outliving(&leaves, writing, &host(), &Options::default()).unwrap()
     };
     for (writing, copied) in
         [(None, 0), (Some(Writing::Private), 0), (Some(Writing::Never), 3), (Some(Writing::Shared), 3)]
     {
-        assert_eq!(parcel(&[&tensors[0]], writing).transfers()[0].bytes_copied, copied, "{writing:?}");
+        assert_eq!(message(&[&tensors[0]], writing).transfers()[0].bytes_copied, copied, "{writing:?}");
     }
-    let ticket = parcel(&[&tensors[0], &others[0], &tensors[1]], None).share(&exporter, LONG, None).unwrap();
+    let ticket = message(&[&tensors[0], &others[0], &tensors[1]], None).share(&exporter, LONG, None).unwrap();
     for (tensor, digit) in [(&tensors[0], 1), (&others[0], 2)] {
         let mut array = seen(tensor).unwrap();
         // SAFETY: the view is writable, and no other thread uses the memory.

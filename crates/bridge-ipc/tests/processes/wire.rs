@@ -118,7 +118,7 @@ fn crowds_are_refused_within_a_second() {
             socket
         })
         .collect();
-    wait_for(&exporter, |books| books.leases == held.len());
+    wait_for(&exporter, |tables| tables.leases == held.len());
     let (start, mut refused) = (Instant::now(), 0);
     for _ in 0..10_000 {
         let mut socket = UnixStream::connect(ticket.socket()).unwrap();
@@ -140,12 +140,12 @@ fn crowds_are_refused_within_a_second() {
 
 /// A process without a ticket says nothing, and takes no place for long.
 #[test]
-fn silent_connections_make_room() {
+fn silent_connections_yield() {
     let folder = Folder::new();
     let exporter = folder.exporter(Limits::default().with_connections(4));
     let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
     let silent: Vec<_> = (0..2).map(|_| UnixStream::connect(ticket.socket()).unwrap()).collect();
-    wait_for(&exporter, |books| books.connections == silent.len());
+    wait_for(&exporter, |tables| tables.connections == silent.len());
     let start = Instant::now();
     while open(&ticket).is_err_and(|error| error.kind() == ErrorKind::Busy) {
         assert!(start.elapsed() < PATIENCE);

@@ -41,7 +41,7 @@ class Recorded(Protocol):
     def reordered(self, inputs: Sequence[int | None], outputs: Sequence[int]) -> Recorded:
         """Return the same with these inputs and outputs. ``None`` stands for an input that has no gradient."""
 
-    def room(self, beside: Any) -> Any:
+    def memory_for(self, beside: Any) -> Any:
         """Return eight bytes of fresh memory on the device of a tensor."""
 
 
@@ -109,7 +109,7 @@ def function_of(run: Callable[[Call, list[Any]], Made], own: Any, name: str, out
             tensors = copied(made.leaves)
             _check_described(outputs, specs, made.results, tensors)
             record = made.record.reordered([*range(len(at)), None], range(len(tensors)))
-            return tensors, lambda: record, record.room
+            return tensors, lambda: record, record.memory_for
 
         return tf.nest.pack_sequence_as(outputs, operation([*inputs, anchor().value()], specs, step))
 
@@ -215,8 +215,8 @@ def operation(inputs: Sequence[Any], specs: Sequence[Any], step: Callable[..., A
     """
 
     def run(*inputs: Any) -> list[Any]:
-        tensors, record, room = step(*inputs)
-        return [*tensors, _core.convert_inside(Held(record, room(inputs[-1]), "<i8"), "tensorflow", copy=False)]
+        tensors, record, memory_for = step(*inputs)
+        return [*tensors, _core.convert_inside(Held(record, memory_for(inputs[-1]), "<i8"), "tensorflow", copy=False)]
 
     # A tape looks for the gradient of an operation by its type, and for that of a function in its graph.
     @tf.function(autograph=False)  # type: ignore[untyped-decorator, unused-ignore]
@@ -250,7 +250,7 @@ def _gradient(op: Any, *gradients: Any) -> list[Any]:
 
         made = copied([found[i] for i in wanted])
         made = [tf.zeros_like(inputs[i]) if x is None else x for i, x in zip(wanted, made, strict=True)]
-        return made, record, run.room
+        return made, record, run.memory_for
 
     known = [tf.convert_to_tensor(gradients[i]) for i in given]
     specs = [tf.TensorSpec(inputs[i].shape, inputs[i].dtype) for i in wanted]

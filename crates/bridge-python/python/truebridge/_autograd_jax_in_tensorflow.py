@@ -77,7 +77,7 @@ class Recorded:
         return [None if i is None else made.get(i) for i in self.inner], again
 
     @staticmethod
-    def room(beside: Any) -> Any:
+    def memory_for(beside: Any) -> Any:
         """Return eight bytes of fresh memory on the device of a tensor."""
         return jax.numpy.zeros(8, jax.numpy.uint8, device=_core.convert_inside(beside, "jax").device)
 

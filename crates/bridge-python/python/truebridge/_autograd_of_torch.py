@@ -80,7 +80,7 @@ class Recorded:
         return found, Recorded(inner, found) if records else None
 
     @staticmethod
-    def room(beside: Any) -> Any:
+    def memory_for(beside: Any) -> Any:
         """Return eight bytes of fresh memory on the device of a tensor."""
         return torch.zeros(8, dtype=torch.uint8, device=_core.convert_inside(beside, "torch").device)
 

@@ -84,7 +84,7 @@ class Stats(TypedDict):
     released: int
     pending: int
     leaked: int
-    untaken: int
+    unclaimed: int
     reclaimed: int
 
 @final

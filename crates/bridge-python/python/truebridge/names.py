@@ -22,7 +22,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._rooms import empty, pool
+from ._allocations import empty, pool
 from ._trees import shareable
 from .errors import of_kind
 from .processes import open

@@ -278,7 +278,7 @@ def take(fetched: Any, target: Target) -> Any:
 
     Notes
     -----
-    Values that are not taken keep their memory: ``stats()["untaken"]`` counts them. Values of a session are dropped
+    Values that are not taken keep their memory: ``stats()["unclaimed"]`` counts them. Values of a session are dropped
     when it is closed and counted as ``reclaimed``, and the next call here warns of them (``ResourceWarning``).
 
     Examples

@@ -1,6 +1,6 @@
 //! Whether this package is the last owner of memory.
 //!
-//! A [`Hold`] is taken of the object that frees the memory: a storage of PyTorch, a memory block of CuPy, an array of
+//! A [`KeepAlive`] is taken of the object that frees the memory: a storage of PyTorch, a memory block of CuPy, an array of
 //! NumPy. It is the last owner if it has the only reference left, the object is of a kind that frees the memory itself,
 //! and the bytes lie inside that memory. Everything else counts as shared.
 
@@ -31,13 +31,13 @@ static KINDS: [Kind; 3] = [
 ];
 
 /// A reference to the object that frees the memory of a tensor. It may be dropped on any thread.
-pub(crate) struct Hold {
+pub(crate) struct KeepAlive {
     kind: &'static Kind,
     /// `None` only while it is being dropped.
     object: Option<Reference>,
 }
 
-impl Hold {
+impl KeepAlive {
     /// Returns a hold on the memory of a tensor; `None` for a framework that does not tell who owns its memory.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for KeepAlive {
     fn drop(&mut self) {
         self.object.take().into_iter().for_each(|object| drop_guarded(Box::new(object)));
     }

@@ -14,7 +14,7 @@ use bridge_core::{
     Access, Adapter, Allocation, Consumer, Device, DeviceKind, Export, Keep, Memory, Result, Reuse, Stream, poison,
 };
 use bridge_pyo3::{PyTensor, drop_guarded, framework_error, probe, with_gil};
-use last::Hold;
+use last::KeepAlive;
 use pyo3::prelude::*;
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
@@ -25,16 +25,16 @@ pub(crate) trait Owned {
     /// Whether the memory was made or opened for the call: then it is not gone.
     const IS_FRESH: bool = false;
 
-    /// Returns a hold on its memory, if its framework can say whether that is the last.
-    fn hold(&self, framework: &str) -> PyResult<Option<Hold>> {
+    /// Returns a keep_alive on its memory, if its framework can say whether that is the last.
+    fn keep_alive(&self, framework: &str) -> PyResult<Option<KeepAlive>> {
         let _ = framework;
         Ok(None)
     }
 }
 
 impl Owned for PyTensor<'_> {
-    fn hold(&self, framework: &str) -> PyResult<Option<Hold>> {
-        Hold::of(framework, self)
+    fn keep_alive(&self, framework: &str) -> PyResult<Option<KeepAlive>> {
+        KeepAlive::of(framework, self)
     }
 }
 
@@ -63,9 +63,9 @@ impl Drop for Owner {
 
 /// What happens when the memory is given back. It is dropped with the GIL, on a thread that Python knows.
 struct Ending {
-    /// `None` only while it is being dropped; so with `hold`.
+    /// `None` only while it is being dropped; so with `keep_alive`.
     exported: Option<Export>,
-    hold: Option<Hold>,
+    keep_alive: Option<KeepAlive>,
     place: Place,
     memory: Allocation,
     /// What a view must leave as it is, and its hash at the export.
@@ -83,10 +83,11 @@ pub(crate) fn exported<T: Owned>(
     to: &str,
 ) -> Result<Export> {
     let framework = &from.profile().name;
-    let ask =
-        |py: Python<'_>| -> PyResult<_> { Ok((probe(py, site(py))?.unwrap_or_default(), tensor.hold(framework)?)) };
+    let ask = |py: Python<'_>| -> PyResult<_> {
+        Ok((probe(py, site(py))?.unwrap_or_default(), tensor.keep_alive(framework)?))
+    };
     let asked = Python::attach(|py| ask(py).map_err(|error| framework_error(py, framework, error)));
-    let ((file, line), hold) = asked?;
+    let ((file, line), keep_alive) = asked?;
     let place = Place { from: framework.clone(), to: to.into(), file, line };
     let buffer = exported.buffer();
     let bytes = buffer.address()..buffer.address() + buffer.len();
@@ -101,7 +102,8 @@ pub(crate) fn exported<T: Owned>(
     let (data, dtype, layout) = (exported.data(), exported.dtype(), exported.layout().clone());
     let pending = exported.pending();
     let constant = constant(&exported);
-    let owner = Owner(Some(Ending { exported: Some(exported), hold, place, memory: memory.clone(), constant, keep }));
+    let owner =
+        Owner(Some(Ending { exported: Some(exported), keep_alive, place, memory: memory.clone(), constant, keep }));
     // SAFETY: these are the properties of the buffer inside, whose producer has made the promises. The owner drops it
     // where it would be dropped itself, and then only what it holds besides, in the same stream order.
     Ok(Export::at(data, dtype, layout, unsafe { Memory::new(memory, owner) })?.with_pending(pending))
@@ -125,7 +127,8 @@ pub(crate) fn named(device: Device, stream: Stream, framework: &str, keep: Optio
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let (exported, hold, place, keep) = (self.exported.take(), self.hold.take(), &self.place, self.keep.take());
+        let (exported, keep_alive, place, keep) =
+            (self.exported.take(), self.keep_alive.take(), &self.place, self.keep.take());
         let Allocation { bytes, device, stream, reuse, .. } = self.memory.clone();
         // This thread may be another one.
         let stream = stream.map(Stream::on_any_thread);
@@ -138,11 +141,12 @@ impl Drop for Ending {
             if constant != lived {
                 found(py, "write", (device, 0, 0), place);
             }
-            // What the framework itself has kept for the tensor goes first, so that the hold can be the last.
+            // What the framework itself has kept for the tensor goes first, so that the keep_alive can be the last.
             drop(exported);
-            let is_freed = |hold: &Hold| poison::is_on() && !bytes.is_empty() && hold.is_last(py, &bytes);
-            if let Some(hold) = hold.filter(is_freed) {
-                overwrite((hold, keep), bytes, device, stream, reuse);
+            let is_freed =
+                |keep_alive: &KeepAlive| poison::is_on() && !bytes.is_empty() && keep_alive.is_last(py, &bytes);
+            if let Some(keep_alive) = keep_alive.filter(is_freed) {
+                overwrite((keep_alive, keep), bytes, device, stream, reuse);
             }
         });
     }
@@ -162,26 +166,32 @@ fn constant(exported: &Export) -> Option<u64> {
     Some(hash.finish())
 }
 
-/// Overwrites memory that this hold alone owns, and gives it back. Beside the hold is what keeps the stream.
-fn overwrite(hold: (Hold, Option<Keep>), bytes: Range<usize>, device: Device, stream: Option<Stream>, reuse: Reuse) {
+/// Overwrites memory that this keep_alive alone owns, and gives it back. Beside the keep_alive is what keeps the stream.
+fn overwrite(
+    keep_alive: (KeepAlive, Option<Keep>),
+    bytes: Range<usize>,
+    device: Device,
+    stream: Option<Stream>,
+    reuse: Reuse,
+) {
     match (device.kind, stream) {
         (DeviceKind::CPU, None) => {
-            // SAFETY: the memory is the hold's, which has the only reference, and as host memory without a stream no
+            // SAFETY: the memory is the keep_alive's, which has the only reference, and as host memory without a stream no
             // device uses it.
             unsafe { ptr::with_exposed_provenance_mut::<u8>(bytes.start).write_bytes(poison::BYTE, bytes.len()) };
             poison::filled();
         }
         (DeviceKind::CUDA, Some(stream)) => {
             let Ok(link) = bridge_cuda::link() else { return };
-            // SAFETY: the memory is the hold's, which has the only reference. It is dropped below, after this work in
+            // SAFETY: the memory is the keep_alive's, which has the only reference. It is dropped below, after this work in
             // the order of its allocator or after the device has done it.
             let filled = unsafe { link.poison(device, bytes.start, bytes.len(), stream) };
             if filled.is_ok() && reuse == Reuse::Unknown {
                 let access = Access::ReadWrite;
                 let allocation = Allocation::new(bytes, device, access, Some(stream), reuse);
-                // SAFETY: the hold keeps the memory, on this device, and may be dropped on any thread.
-                let memory = unsafe { Memory::new(allocation, hold) };
-                // SAFETY: the memory keeps its stream, beside the hold.
+                // SAFETY: the keep_alive keeps the memory, on this device, and may be dropped on any thread.
+                let memory = unsafe { Memory::new(allocation, keep_alive) };
+                // SAFETY: the memory keeps its stream, beside the keep_alive.
                 unsafe { ordering().release_later(device, stream, Box::new(memory)) };
             }
         }

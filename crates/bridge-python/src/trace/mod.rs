@@ -3,13 +3,13 @@
 //! Every function that takes tensors across runs its body in [`call`], and `crate::conversions` notes in it what becomes of
 //! each tensor. While no trace is open that costs one relaxed load.
 
-mod book;
+mod table;
 
 use crate::{nvtx, watch};
-use book::{About, Book, Converted};
-pub(crate) use book::{Facts, Outcome, enter};
 use bridge_core::{Error, ErrorKind, Result};
 use std::cell::{Cell, RefCell};
+use table::{About, Converted, Table};
+pub(crate) use table::{Facts, Outcome, enter};
 
 /// Nanoseconds of the clock of Python's `time.monotonic_ns`.
 fn now() -> u64 {
@@ -41,7 +41,7 @@ impl Call {
         })
     }
 
-    /// Enters what was noted into the book. `error` is that of the call.
+    /// Enters what was noted into the table. `error` is that of the call.
     #[cold]
     fn end(self, error: Option<ErrorKind>) {
         let duration = now() - self.start;
@@ -62,7 +62,7 @@ impl Call {
             pid: std::process::id(),
             thread: rustix::thread::gettid().as_raw_nonzero().get(),
         };
-        Book::lock().push(about, tensors);
+        Table::lock().push(about, tensors);
     }
 
     /// Names the target of what is noted from now on.

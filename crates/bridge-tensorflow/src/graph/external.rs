@@ -71,7 +71,7 @@ type Table = LazyLock<Mutex<HashMap<u64, Arc<Value>>>>;
 /// The tensors that can be fed.
 static FED: Table = LazyLock::new(Mutex::default);
 /// The tensors that runs have fetched, until they are taken.
-static UNTAKEN: Table = LazyLock::new(Mutex::default);
+static UNCLAIMED: Table = LazyLock::new(Mutex::default);
 /// Never reused, so that an old handle never means a new tensor.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 static RECLAIMED: AtomicU64 = AtomicU64::new(0);
@@ -106,8 +106,8 @@ pub(crate) fn new_handle() -> [i32; 2] {
 /// Records a fetched tensor under a handle, and returns whether the handle had none.
 pub(crate) fn record_fetched(handle: [i32; 2], value: Value) -> bool {
     let value = Arc::new(value);
-    let mut untaken = lock(&UNTAKEN);
-    let recorded = untaken.entry(id(handle)).or_insert_with(|| value.clone());
+    let mut unclaimed = lock(&UNCLAIMED);
+    let recorded = unclaimed.entry(id(handle)).or_insert_with(|| value.clone());
     Arc::ptr_eq(recorded, &value)
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn record_fetched(handle: [i32; 2], value: Value) -> bool {
 ///
 /// [`ErrorKind::Consumed`] if there is none.
 pub(crate) fn recorded(handle: [i32; 2]) -> Result<Arc<Value>> {
-    lock(&UNTAKEN).remove(&id(handle)).ok_or_else(|| {
+    lock(&UNCLAIMED).remove(&id(handle)).ok_or_else(|| {
         let text = "no fetched tensor has this handle: it was taken before, its session is closed, or it is not a result of external_output";
         Error::new(ErrorKind::Consumed, text)
     })
@@ -129,7 +129,7 @@ pub(crate) fn reclaim(instance: u64) {
         return;
     }
     // Dropped outside the lock: releasing memory may call this again.
-    let reclaimed: Vec<_> = lock(&UNTAKEN).extract_if(|_, value| value.instance == instance).collect();
+    let reclaimed: Vec<_> = lock(&UNCLAIMED).extract_if(|_, value| value.instance == instance).collect();
     RECLAIMED.fetch_add(reclaimed.len() as u64, Relaxed);
 }
 
@@ -175,14 +175,14 @@ impl External {
         self.is_fed = false;
         let fed = lock(&FED).remove(&self.id);
         if self.is_fetched() {
-            lock(&UNTAKEN).insert(self.id, self.value.clone());
+            lock(&UNCLAIMED).insert(self.id, self.value.clone());
         }
         drop(fed);
     }
 
     /// Returns the number of fetched tensors that were not taken yet.
-    pub fn untaken() -> usize {
-        lock(&UNTAKEN).len()
+    pub fn unclaimed() -> usize {
+        lock(&UNCLAIMED).len()
     }
 
     /// Returns the number of fetched tensors that were dropped before they were taken, because their sessions were

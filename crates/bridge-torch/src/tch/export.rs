@@ -14,7 +14,7 @@ use bridge_core::{
 use std::{ptr, slice};
 
 /// What keeps exported memory until it is dropped.
-enum Hold {
+enum KeepAlive {
     Memory(#[expect(dead_code, reason = "it is dropped")] Kept),
     Storage(#[expect(dead_code, reason = "it is dropped")] Held),
 }
@@ -36,14 +36,14 @@ pub(crate) fn export(runtime: &Runtime, tensor: &Tensor) -> Result<Export> {
     let allocation = Allocation::new(bytes, device, Access::ReadWrite, stream, reuse);
     let pending = pending(tensor).map_err(raised)?.filter(|_| !is_planted("tch_pending_dropped"));
     let kept = if device == Device::CPU { runtime.allocator.keep(tensor) } else { None };
-    let hold = match kept {
-        Some(kept) => Hold::Memory(kept),
-        None => Hold::Storage(libtorch.hold(tensor)?),
+    let keep_alive = match kept {
+        Some(kept) => KeepAlive::Memory(kept),
+        None => KeepAlive::Storage(libtorch.keep_alive(tensor)?),
     };
     // SAFETY: libtorch has checked the view against the storage, whose memory is held, or which is held itself. Either
     // is deleted on any thread. The stream is libtorch's current one, whose streams are never destroyed; the allocator
     // reuses its own blocks after a stream that was recorded.
-    let memory = unsafe { Memory::new(allocation, hold) };
+    let memory = unsafe { Memory::new(allocation, keep_alive) };
     Ok(Export::at(data, dtype, layout, memory)?.with_pending(pending))
 }
 

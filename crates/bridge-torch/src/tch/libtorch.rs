@@ -121,7 +121,7 @@ impl Libtorch {
     /// # Errors
     ///
     /// [`ErrorKind::Framework`] for a tensor without a storage.
-    pub(crate) fn hold(&self, tensor: &Tensor) -> Result<Held> {
+    pub(crate) fn keep_alive(&self, tensor: &Tensor) -> Result<Held> {
         let mut held = ptr::null_mut();
         // SAFETY: the tensor is alive. No dimensions are read, and the result is writable and ours.
         let code = unsafe { (self.reinterpret)(handle(tensor), 0, ptr::null(), ptr::null(), 0, &mut held) };

@@ -76,7 +76,7 @@ impl Offsets {
     pub(super) fn find(libtorch: &Libtorch) -> Option<Self> {
         let sample = || Tensor::f_empty([2], (Kind::Float, ::tch::Device::Cpu)).ok();
         let (one, other) = (sample()?, sample()?);
-        let held = libtorch.hold(&one).ok()?;
+        let held = libtorch.keep_alive(&one).ok()?;
         // SAFETY: a handle points to the tensor's implementation, which the tensor keeps.
         let [one_at, held_at, other_at] =
             [handle(&one), held.tensor.as_ptr(), handle(&other)].map(|tensor| unsafe { *tensor }.expose_provenance());

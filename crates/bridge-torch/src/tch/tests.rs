@@ -72,7 +72,7 @@ fn the_deleter_of_a_storage_is_found() {
 }
 
 #[test]
-fn a_tensor_that_the_host_has_no_room_for_is_out_of_memory() {
+fn a_tensor_that_the_host_cannot_hold_is_out_of_memory() {
     let refused = empty(tch_of_process().unwrap().runtime, Device::CPU, DType::FLOAT32, &[1 << 45], Order::RowMajor);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfMemory);
     let refused = empty(tch_of_process().unwrap().runtime, Device::CPU, DType::FLOAT32, &[-1], Order::RowMajor);

@@ -34,15 +34,15 @@ impl Tree {
         for (seed, ((shape, from, to), dtypes, flips)) in pieces.iter().enumerate() {
             let from = Layout::new(dtypes.0, shape, Some(from), 0).unwrap();
             let to = Layout::new(dtypes.1, shape, Some(to), 0).unwrap();
-            let room = |layout: &Layout| layout.byte_extent().0 + layout.byte_extent().1;
+            let capacity = |layout: &Layout| layout.byte_extent().0 + layout.byte_extent().1;
             let cast = Cast::new(dtypes.0, dtypes.1).ok();
-            let mut source = numbers(room(&from), seed);
+            let mut source = numbers(capacity(&from), seed);
             if cast.is_some() {
                 // Numbers of few bits.
                 source.chunks_mut(4).filter(|_| dtypes.0 == DType::FLOAT32).for_each(|element| element[..2].fill(0));
             }
-            tree.targets.push(vec![0xcd; room(&to)]);
-            tree.expected.push(vec![0xcd; room(&to)]);
+            tree.targets.push(vec![0xcd; capacity(&to)]);
+            tree.expected.push(vec![0xcd; capacity(&to)]);
             tree.sources.push(source);
             tree.layouts.push((from, to));
             tree.changes.push((*flips, cast));

@@ -1,6 +1,6 @@
 //! A hostile exporter: the program that opens what it shares is real.
 
-use super::super::line::interrupted_at;
+use super::super::channel::interrupted_at;
 use super::super::wire::{ALL, LENGTH, ticket_for};
 use super::channel::Channel;
 use super::{BYTES, Beside, ErrorKind, Folder, IpcTensor, PATIENCE, Random, SHARES, assert_is_of, fork, one};
@@ -53,7 +53,7 @@ pub fn listen(listener: &UnixListener, ended: &AtomicBool, serve: impl Fn(UnixSt
 
 /// Leases of a connection that keeps to the protocol.
 #[derive(Default)]
-struct Books {
+struct Records {
     leases: BTreeSet<u64>,
     /// Answers that were not sent yet.
     waiting: usize,
@@ -68,9 +68,10 @@ pub fn play(random: &mut Random, beside: &Beside) -> &'static str {
     let mischief = [0, 0, 3, 30][random.below(4)];
     let seeds = Mutex::new(Random(random.bits()));
     let drawn = || Random(seeds.lock().unwrap().bits());
-    let (ended, books) = (AtomicBool::new(false), Mutex::new(Books::default()));
+    let (ended, tables) = (AtomicBool::new(false), Mutex::new(Records::default()));
     std::thread::scope(|scope| {
-        scope.spawn(|| listen(&listener, &ended, |socket| serve(Channel::new(socket, mischief), &mut drawn(), &books)));
+        scope
+            .spawn(|| listen(&listener, &ended, |socket| serve(Channel::new(socket, mischief), &mut drawn(), &tables)));
         std::thread::scope(|scope| {
             // Without mischief the connection goes on to the end, and so does this view.
             let ticket = ticket_for(&path, 0);
@@ -80,9 +81,9 @@ pub fn play(random: &mut Random, beside: &Beside) -> &'static str {
             if let Some(anchor) = anchor {
                 // What came too late was given back.
                 let start = Instant::now();
-                let settled = |books: &Books| books.waiting == 0 && books.leases.len() <= 1;
-                while anchor.check().is_ok() && !settled(&books.lock().unwrap()) {
-                    assert!(start.elapsed() < PATIENCE, "leases are left: {:?}", books.lock().unwrap().leases);
+                let settled = |tables: &Records| tables.waiting == 0 && tables.leases.len() <= 1;
+                while anchor.check().is_ok() && !settled(&tables.lock().unwrap()) {
+                    assert!(start.elapsed() < PATIENCE, "leases are left: {:?}", tables.lock().unwrap().leases);
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -139,7 +140,7 @@ fn opens(path: &std::path::Path, random: &mut Random, beside: &Beside) {
 }
 
 /// Answers as it should, but for the channel.
-fn serve(mut channel: Channel, random: &mut Random, books: &Mutex<Books>) {
+fn serve(mut channel: Channel, random: &mut Random, tables: &Mutex<Records>) {
     let (mut last, mut deaf, mut own) = (0, 0_u32, BTreeSet::new());
     let mut turn = || {
         // It stops reading for some steps now and then.
@@ -152,7 +153,7 @@ fn serve(mut channel: Channel, random: &mut Random, books: &Mutex<Books>) {
             if said["do"] == "return" {
                 let lease = said["lease"].as_u64().unwrap();
                 assert!(own.remove(&lease) || !channel.is_honest, "lease {lease} was returned twice, or never given");
-                books.lock().unwrap().leases.remove(&lease);
+                tables.lock().unwrap().leases.remove(&lease);
                 continue;
             }
             let share = said["share"].as_u64().unwrap();
@@ -162,7 +163,7 @@ fn serve(mut channel: Channel, random: &mut Random, books: &Mutex<Books>) {
             } else {
                 last += 1;
                 own.insert(last);
-                books.lock().unwrap().leases.insert(last);
+                tables.lock().unwrap().leases.insert(last);
                 let (mut content, mut files) = (CONTENT.to_owned(), vec![memory(share)]);
                 // The program has no such device: it gives the lease back.
                 if random.below(20) == 0 {
@@ -180,9 +181,9 @@ fn serve(mut channel: Channel, random: &mut Random, books: &Mutex<Books>) {
             channel.say(0, &format!(r#"{{"is":"revoked","share":{share}}}"#), Vec::new());
         }
         let going = channel.step(random);
-        books.lock().unwrap().waiting = channel.waiting.len();
+        tables.lock().unwrap().waiting = channel.waiting.len();
         going
     };
     while turn().is_some() {}
-    *books.lock().unwrap() = Books::default();
+    *tables.lock().unwrap() = Records::default();
 }

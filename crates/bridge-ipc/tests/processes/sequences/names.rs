@@ -1,6 +1,6 @@
 //! A hostile server of names: the program that puts and gets is real.
 
-use super::super::line::interrupted_at;
+use super::super::channel::interrupted_at;
 use super::channel::Channel;
 use super::exporter::listen;
 use super::{Beside, ErrorKind, Folder, LONG, Limits, PATIENCE, Random, Writing, share, wait_for};

@@ -14,9 +14,9 @@ fn the_streams_of_two_devices_wait_for_each_other() {
     rows(50, 304).moved(&moves, sim, (GPU, OTHER)).map_err(|failed| failed.error).unwrap();
     // A block is packed; there is room for the next one; this one is there. The one after the next is packed and
     // spread when the copy before it has left and its own place is free.
-    let (packed, left, room, there) = ([mine, moving], [moving, mine], [theirs, moving], [moving, theirs]);
-    let blocks = [vec![packed, packed, room, room, there], vec![left, packed, room, there]];
-    let blocks = [blocks.concat(), vec![left, packed, room, there], vec![left, packed, there]].concat();
+    let (packed, left, capacity, there) = ([mine, moving], [moving, mine], [theirs, moving], [moving, theirs]);
+    let blocks = [vec![packed, packed, capacity, capacity, there], vec![left, packed, capacity, there]];
+    let blocks = [blocks.concat(), vec![left, packed, capacity, there], vec![left, packed, there]].concat();
     assert_eq!(sim.state().orders, [blocks, vec![left, [theirs, mine]]].concat());
 }
 

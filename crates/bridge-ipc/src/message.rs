@@ -1,11 +1,11 @@
-//! Parcels: the tensors of one ticket.
+//! Messages: the tensors of one ticket.
 
+use crate::allocations;
+use crate::channel::{SLICE, goes_on};
 use crate::device::{self, Shared};
 use crate::exporter::{Exporter, Stored};
 use crate::importer::{self, Import, Leases, Open};
-use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
-use crate::rooms;
 use crate::tensor::{Arena, Ipc, IpcTensor};
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, MAX_FILES, Segment};
@@ -34,7 +34,7 @@ const MAX_TENSORS: usize = 1 << 16;
 /// does too, or if it said [`Writing::Never`] and this one does not say [`Writing::Shared`]. Every other tensor on the host
 /// is copied once, into memory that can be shared.
 #[must_use = "nothing is shared before share is called"]
-pub struct Parcel {
+pub struct Message {
     writing: Option<Writing>,
     /// Whether a store is to keep the memory beyond the end of this process.
     outlives: bool,
@@ -53,7 +53,7 @@ pub struct Parcel {
     is_reused: bool,
 }
 
-bridge_core::debug_fields!(impl[] Parcel: writing, bytes);
+bridge_core::debug_fields!(impl[] Message: writing, bytes);
 
 /// How the memory of a tensor leaves the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -72,7 +72,7 @@ pub enum Transport {
     Copy,
 }
 
-/// Returns how the memory of a tensor would leave the process in a parcel with this `writing`.
+/// Returns how the memory of a tensor would leave the process in a message with this `writing`.
 ///
 /// # Errors
 ///
@@ -99,7 +99,7 @@ pub fn transport<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, writing: Option<
     })
 }
 
-/// Returns who may write to memory of this device, where a parcel says `writing`.
+/// Returns who may write to memory of this device, where a message says `writing`.
 fn asked_of(writing: Option<Writing>, device: Device) -> Writing {
     let usual = if device::in_streams(device) { Writing::Shared } else { Writing::Private };
     writing.unwrap_or(usual)
@@ -115,7 +115,7 @@ fn is_passed(open: &Open, writing: Option<Writing>) -> bool {
     }
 }
 
-/// A segment of a parcel.
+/// A segment of a message.
 enum Part {
     /// Fresh memory of the host.
     Fresh(Arc<Arena>),
@@ -137,7 +137,7 @@ enum Place {
     Copy(Device, usize),
 }
 
-impl Parcel {
+impl Message {
     /// Packs tensors, of one framework or of several. `writing` says who may write to them; `None`: on the host each
     /// process for itself ([`Writing::Private`]), on a device all ([`Writing::Shared`]). `options` are those of
     /// [`transfer`].
@@ -180,7 +180,7 @@ impl Parcel {
             let text = format!("a ticket has at most {MAX_TENSORS} tensors: share them in parts");
             return Err(Failed::new(MAX_TENSORS, Error::new(ErrorKind::Argument, text)));
         }
-        let mut parcel = Self {
+        let mut message = Self {
             writing,
             outlives,
             segments: Vec::new(),
@@ -194,7 +194,7 @@ impl Parcel {
             is_reused: false,
         };
         let ipc = Ipc::passing();
-        let places = parcel.places(tensors, &ipc, options)?;
+        let places = message.places(tensors, &ipc, options)?;
         let there = |index: &usize| matches!(places[*index], Place::There(..));
         let there: Vec<usize> = (0..tensors.len()).filter(there).collect();
         let in_place: Vec<_> = there.iter().map(|index| tensors[*index]).collect();
@@ -207,26 +207,26 @@ impl Parcel {
             let done = match place {
                 Place::There(segment, start) => {
                     let (tensor, done) = converted.next().expect("each is converted");
-                    parcel.keep(tensor, segment, start);
+                    message.keep(tensor, segment, start);
                     done
                 }
                 Place::Copy(device, nbytes) => {
-                    let (segment, start, arena) = parcel.room(device, nbytes).map_err(failed)?;
-                    // The copies of a parcel mostly lie in one arena.
+                    let (segment, start, arena) = message.allocate(device, nbytes).map_err(failed)?;
+                    // The copies of a message mostly lie in one arena.
                     let known = copying.take().filter(|(known, _)| Arc::ptr_eq(known, &arena));
                     let (_, into) = copying.insert(known.unwrap_or_else(|| (Arc::clone(&arena), Ipc::into(arena))));
                     let (copy, done) = transfer(*from, into, tensor, ordering, options).map_err(failed)?;
                     match device::in_streams(device) {
-                        true => parcel.keep(copy, segment, start),
+                        true => message.keep(copy, segment, start),
                         // Nothing of this process writes to the host's when it is shared.
-                        false => parcel.describe(&copy, segment, start),
+                        false => message.describe(&copy, segment, start),
                     }
                     done
                 }
             };
-            parcel.transfers.push(done);
+            message.transfers.push(done);
         }
-        Ok(parcel)
+        Ok(message)
     }
 
     /// Returns the memory that each tensor is shared from, and allocates memory for all copies on a device.
@@ -238,24 +238,24 @@ impl Parcel {
     ) -> Result<Vec<Place>, Failed> {
         let mut places = Vec::with_capacity(tensors.len());
         // The bytes of all copies on a device, and the largest copy with its number.
-        let mut rooms: Vec<(Device, usize, (usize, usize))> = Vec::new();
+        let mut totals: Vec<(Device, usize, (usize, usize))> = Vec::new();
         let mut leases = importer::is_leasing().then(Leases::default);
         for (index, (from, tensor)) in tensors.iter().enumerate() {
             let place = self.place(*from, tensor, (ipc, &mut leases), options);
             let place = place.map_err(|error| Failed::new(index, error))?;
             if let Place::Copy(device, nbytes) = place {
-                let at = rooms.iter().position(|room| room.0 == device).unwrap_or_else(|| {
-                    rooms.push((device, 0, (nbytes, index)));
-                    rooms.len() - 1
+                let at = totals.iter().position(|total| total.0 == device).unwrap_or_else(|| {
+                    totals.push((device, 0, (nbytes, index)));
+                    totals.len() - 1
                 });
-                let (_, all, largest) = &mut rooms[at];
-                *all = all.saturating_add(Arena::room_for(device, nbytes));
+                let (_, all, largest) = &mut totals[at];
+                *all = all.saturating_add(Arena::capacity_for(device, nbytes));
                 *largest = (nbytes, index).max(*largest);
             }
             places.push(place);
         }
-        for (device, nbytes, (_, index)) in rooms.into_iter().filter(|room| room.1 > 0) {
-            self.room(device, nbytes).map_err(|error| Failed::new(index, error))?;
+        for (device, nbytes, (_, index)) in totals.into_iter().filter(|total| total.1 > 0) {
+            self.allocate(device, nbytes).map_err(|error| Failed::new(index, error))?;
         }
         Ok(places)
     }
@@ -279,7 +279,7 @@ impl Parcel {
             true => match self.imported(&exported) {
                 Some(found) => Some(found),
                 None if self.outlives => self.given(&exported)?,
-                None => self.lendable(&exported, &exported.layout().extent_at(exported.data(), None)?)?,
+                None => self.shareable(&exported, &exported.layout().extent_at(exported.data(), None)?)?,
             },
             false => None,
         };
@@ -307,7 +307,7 @@ impl Parcel {
 
     /// Returns the segment of device memory that the tensor lies in, at the addresses `extent`, and where it begins, if
     /// it can be shared in place.
-    fn lendable(&mut self, exported: &Export, extent: &Range<usize>) -> Result<Option<(usize, usize)>> {
+    fn shareable(&mut self, exported: &Export, extent: &Range<usize>) -> Result<Option<(usize, usize)>> {
         // The stream of the owner now: what it writes later is waited for when the ticket is opened.
         let stream = exported.buffer().stream().map(Stream::on_any_thread);
         let around = |(at, part): (usize, &Part)| match part {
@@ -350,7 +350,7 @@ impl Parcel {
 
     /// Returns the segment that a store can take over in place and that the tensor lies in, and where it begins.
     fn given(&mut self, exported: &Export) -> Result<Option<(usize, usize)>> {
-        let Some(arena) = rooms::given(exported, self.asked_of(exported.device())) else { return Ok(None) };
+        let Some(arena) = allocations::given(exported, self.asked_of(exported.device())) else { return Ok(None) };
         let start = arena.bytes().start;
         let same = |part: &Part| matches!(part, Part::Given(known) if Arc::ptr_eq(known, &arena));
         if let Some(at) = self.segments.iter().position(same) {
@@ -359,13 +359,13 @@ impl Parcel {
         if device::in_streams(arena.device()) {
             self.check_writing()?;
         }
-        self.is_reused |= rooms::is_reused(&arena);
+        self.is_reused |= allocations::is_reused(&arena);
         self.segments.push(Part::Given(arena));
         Ok(Some((self.segments.len() - 1, start)))
     }
 
     /// Returns the number of a fresh segment on a device with room for this many bytes, and where it begins.
-    fn room(&mut self, device: Device, nbytes: usize) -> Result<(usize, usize, Arc<Arena>)> {
+    fn allocate(&mut self, device: Device, nbytes: usize) -> Result<(usize, usize, Arc<Arena>)> {
         let mut fresh = self.segments.iter().enumerate().filter_map(|(at, part)| match part {
             Part::Fresh(arena) if arena.device() == device => Some((at, arena.bytes().start, arena)),
             Part::Filled(shared, arena) if arena.device() == device => Some((at, shared.range.start, arena)),
@@ -375,15 +375,15 @@ impl Parcel {
             return Ok((at, start, Arc::clone(arena)));
         }
         if self.segments.len() == MAX_FILES {
-            let text = "the tensors lie in too many pieces of memory for one ticket: make the parcel with room for all of them";
+            let text = "the tensors lie in too many pieces of memory for one ticket: make the message with room for all of them";
             return Err(Error::new(ErrorKind::Argument, text));
         }
-        let room = Arena::room_for(device, nbytes);
+        let capacity = Arena::capacity_for(device, nbytes);
         let in_streams = device::in_streams(device);
         if in_streams {
             self.check_writing()?;
         }
-        let arena = Arc::new(Arena::new(device, room, self.outlives)?);
+        let arena = Arc::new(Arena::new(device, capacity, self.outlives)?);
         let (part, start) = match in_streams {
             true => {
                 let shared = shared_arena(&arena)?;
@@ -392,7 +392,7 @@ impl Parcel {
                 (Part::Filled(shared, Arc::clone(&arena)), start)
             }
             false => {
-                self.bytes = self.bytes.saturating_add(room);
+                self.bytes = self.bytes.saturating_add(capacity);
                 (Part::Fresh(Arc::clone(&arena)), arena.bytes().start)
             }
         };
@@ -450,7 +450,7 @@ impl Parcel {
         exporter.share(kept, self.bytes, &about, time)
     }
 
-    /// Waits until the work on the tensors has run. A parcel for a store is shared after that: a store waits for no
+    /// Waits until the work on the tensors has run. A message for a store is shared after that: a store waits for no
     /// device.
     ///
     /// # Errors

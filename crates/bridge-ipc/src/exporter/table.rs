@@ -40,7 +40,7 @@ struct Share<C> {
 /// A share keeps its content until it has ended and its last lease is returned. A connection that ends returns all of
 /// its leases. Contents that no share needs are returned, so that the caller drops them where no lock is held.
 #[derive(Debug)]
-pub(crate) struct Book<C> {
+pub(crate) struct Table<C> {
     limits: Limits,
     shares: BTreeMap<u64, Share<C>>,
     /// When each share that can be opened expires, and its number.
@@ -54,7 +54,7 @@ pub(crate) struct Book<C> {
     last: u64,
 }
 
-impl<C> Book<C> {
+impl<C> Table<C> {
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -73,7 +73,7 @@ impl<C> Book<C> {
     }
 
     /// Returns whether another share of this many bytes is allowed.
-    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+    pub(crate) fn has_capacity(&self, bytes: usize) -> bool {
         self.shares.len() < self.limits.shares && self.bytes.saturating_add(bytes) <= self.limits.bytes
     }
 
@@ -258,7 +258,7 @@ mod tests {
         token: Token,
         until: Option<Instant>,
         bytes: usize,
-        /// Alive as long as the book, or what it returned, has it.
+        /// Alive as long as the table, or what it returned, has it.
         content: std::sync::Weak<u64>,
         leases: usize,
     }
@@ -272,7 +272,7 @@ mod tests {
         /// process ends. A lease is given only for the right token and for a share that has not ended. Limits hold.
         #[test]
         fn a_content_lives_as_long_as_it_must(steps in prop::collection::vec(step(), 1..60)) {
-            let mut book = Book::new(LIMITS);
+            let mut table = Table::new(LIMITS);
             let mut now = Instant::now();
             let mut shares: Vec<Known> = Vec::new();
             // Connections, with their leases: the number, and the index of the share.
@@ -283,21 +283,21 @@ mod tests {
                         let alive = |share: &&Known| share.until.is_some() || share.leases > 0;
                         let held: usize = shares.iter().filter(alive).map(|share| share.bytes).sum();
                         let room = shares.iter().filter(alive).count() < LIMITS.shares && held + bytes <= LIMITS.bytes;
-                        prop_assert_eq!(book.has_room(bytes), room);
+                        prop_assert_eq!(table.has_capacity(bytes), room);
                         if room {
                             let (token, until) = (Token::random().unwrap(), now + Duration::from_secs(seconds));
-                            let number = book.share(0, bytes, token, until);
-                            let content = Arc::downgrade(&book.shares[&number].content);
+                            let number = table.share(0, bytes, token, until);
+                            let content = Arc::downgrade(&table.shares[&number].content);
                             shares.push(Known { number, token, until: Some(until), bytes, content, leases: 0 });
                         }
                     }
-                    Step::Join => peers.push((book.join(), Vec::new())),
+                    Step::Join => peers.push((table.join(), Vec::new())),
                     Step::Open { peer, share, forged } => {
                         let (Some(peer), Some(index)) = (pick(&peers, peer), pick(&shares, share)) else { continue };
                         let (share, (peer, leases)) = (&mut shares[index], &mut peers[peer]);
                         let token = if forged { Token::random().unwrap() } else { share.token };
                         let may = !forged && share.until.is_some_and(|until| until > now);
-                        match book.open(*peer, share.number, &token, now) {
+                        match table.open(*peer, share.number, &token, now) {
                             Ok((lease, _)) => {
                                 prop_assert!(may && leases.len() < LIMITS.leases);
                                 share.leases += 1;
@@ -314,42 +314,42 @@ mod tests {
                             Some(lease) => {
                                 let (lease, share) = leases.swap_remove(lease);
                                 shares[share].leases -= 1;
-                                drop(book.give_back(*number, lease).unwrap());
-                                prop_assert_eq!(book.give_back(*number, lease).unwrap_err(), Why::Protocol, "twice");
+                                drop(table.give_back(*number, lease).unwrap());
+                                prop_assert_eq!(table.give_back(*number, lease).unwrap_err(), Why::Protocol, "twice");
                             }
-                            None => prop_assert_eq!(book.give_back(*number, 0).unwrap_err(), Why::Protocol),
+                            None => prop_assert_eq!(table.give_back(*number, 0).unwrap_err(), Why::Protocol),
                         }
                     }
                     Step::Leave { peer } => {
                         let Some(peer) = pick(&peers, peer) else { continue };
                         let (number, leases) = peers.swap_remove(peer);
                         leases.iter().for_each(|(_, share)| shares[*share].leases -= 1);
-                        drop(book.leave(number));
+                        drop(table.leave(number));
                     }
                     Step::Revoke { share, forged: true } | Step::End { share, forged: true } => {
                         let Some(index) = pick(&shares, share) else { continue };
                         let (share, token) = (&shares[index], Token::random().unwrap());
                         let there = share.until.is_some() || share.leases > 0;
-                        prop_assert_eq!(book.revoke(share.number, &token).is_err(), there);
-                        prop_assert_eq!(book.end(share.number, &token).is_err(), there);
+                        prop_assert_eq!(table.revoke(share.number, &token).is_err(), there);
+                        prop_assert_eq!(table.end(share.number, &token).is_err(), there);
                     }
                     Step::Revoke { share, forged: false } => {
                         let Some(index) = pick(&shares, share) else { continue };
                         let has = |leases: &[(u64, usize)]| leases.iter().any(|(_, share)| *share == index);
                         let holders = peers.iter().filter(|(_, leases)| has(leases)).map(|(peer, _)| *peer).collect();
-                        prop_assert_eq!(book.revoke(shares[index].number, &shares[index].token).unwrap().0, holders);
+                        prop_assert_eq!(table.revoke(shares[index].number, &shares[index].token).unwrap().0, holders);
                         shares[index].until = None;
                     }
                     Step::End { share, forged: false } => {
                         let Some(index) = pick(&shares, share) else { continue };
-                        drop(book.end(shares[index].number, &shares[index].token).unwrap());
+                        drop(table.end(shares[index].number, &shares[index].token).unwrap());
                         shares[index].until = None;
                     }
                     Step::Wait { seconds } => {
                         now += Duration::from_secs(seconds);
-                        drop(book.expire(now));
+                        drop(table.expire(now));
                         shares.iter_mut().for_each(|share| share.until = share.until.filter(|until| *until > now));
-                        prop_assert_eq!(book.next_expiry(), shares.iter().filter_map(|share| share.until).min());
+                        prop_assert_eq!(table.next_expiry(), shares.iter().filter_map(|share| share.until).min());
                     }
                 }
                 for share in &shares {
@@ -363,7 +363,7 @@ mod tests {
                     connections: peers.len(),
                     bytes: alive.map(|share| share.bytes).sum(),
                 };
-                prop_assert_eq!(book.held(), held);
+                prop_assert_eq!(table.held(), held);
             }
         }
     }

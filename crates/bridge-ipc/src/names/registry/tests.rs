@@ -1,8 +1,8 @@
-//! Random histories of the board, also of one that keeps.
+//! Random histories of the registry, also of one that keeps.
 
 use super::super::store::{Adopted, Task};
 use super::*;
-use crate::line::Reply;
+use crate::channel::Reply;
 use crate::sync::{Mutex, locked};
 use crate::wire::{Frames, HEADER};
 use proptest::prelude::*;
@@ -59,7 +59,7 @@ proptest! {
     /// only of a newer version. What a process has put is removed when it ends.
     #[test]
     fn names_stand_for_what_was_put_last(steps in prop::collection::vec(step(), 1..80)) {
-        let mut board = Board::new(Limits::default(), None);
+        let mut registry = Registry::new(Limits::default(), None);
         let (mut peers, mut waiting): (Vec<Peer>, BTreeMap<Peer, (usize, u64)>) = Default::default();
         // By name: version, who, and the number of the ticket.
         let mut known: Vec<Vec<(u64, Peer, u64)>> = vec![Vec::new(); 3];
@@ -68,7 +68,7 @@ proptest! {
             let mut out = Vec::new();
             let peer = match &step {
                 Step::Join => {
-                    peers.push(board.join(None));
+                    peers.push(registry.join(None));
                     continue;
                 }
                 Step::Leave { peer } | Step::Put { peer, .. } | Step::Get { peer, .. } | Step::Wait { peer, .. }
@@ -80,7 +80,7 @@ proptest! {
                 peers.retain(|known| *known != peer);
                 waiting.remove(&peer);
                 known.iter_mut().for_each(|puts| puts.retain(|(_, by, _)| *by != peer));
-                board.leave(peer, &mut out);
+                registry.leave(peer, &mut out);
                 prop_assert!(out.is_empty());
                 continue;
             }
@@ -100,7 +100,7 @@ proptest! {
                 _ => (None, Request::List),
             };
             let newest = newest.map(|(version, _, number)| (*version, ticket(*number)));
-            let answered = board.answer(peer, 7, ask, &mut out);
+            let answered = registry.answer(peer, 7, ask, &mut out);
             if waiting.contains_key(&peer) {
                 prop_assert_eq!(answered, Err(Why::Protocol), "one question at a time");
                 continue;
@@ -158,17 +158,17 @@ proptest! {
     }
 }
 
-fn asked(board: &mut Board, peer: Peer, request: Request) -> Answer {
+fn asked(registry: &mut Registry, peer: Peer, request: Request) -> Answer {
     let mut out = Vec::new();
-    board.answer(peer, 1, request, &mut out).unwrap();
+    registry.answer(peer, 1, request, &mut out).unwrap();
     out.iter().filter(|letter| letter.to == peer).map(read).find(|answer| !answer.is_notice()).unwrap()
 }
 
 #[test]
 fn a_name_is_short_and_plain() {
-    let mut board = Board::new(Limits::default(), None);
-    let peer = board.join(None);
-    asked(&mut board, peer, Request::Put { name: "good".into(), ticket: ticket(1), keep: 1, version: None });
+    let mut registry = Registry::new(Limits::default(), None);
+    let peer = registry.join(None);
+    asked(&mut registry, peer, Request::Put { name: "good".into(), ticket: ticket(1), keep: 1, version: None });
     for name in ["", "a\nb", &"n".repeat(129)] {
         for request in [
             Request::Get { name: name.into(), version: None },
@@ -176,21 +176,21 @@ fn a_name_is_short_and_plain() {
             Request::Wait { name: name.into(), after: 0 },
             Request::Remove { name: name.into() },
         ] {
-            assert_eq!(asked(&mut board, peer, request), Answer::Refused { why: Why::Protocol }, "{name}");
+            assert_eq!(asked(&mut registry, peer, request), Answer::Refused { why: Why::Protocol }, "{name}");
         }
     }
-    assert!(matches!(asked(&mut board, peer, Request::List), Answer::Listed { names } if names.len() == 1));
+    assert!(matches!(asked(&mut registry, peer, Request::List), Answer::Listed { names } if names.len() == 1));
 }
 
 /// The names that take most room in a list, until no more are accepted.
 #[test]
 fn a_list_of_all_names_is_always_an_answer() {
-    let mut board = Board::new(Limits { shares: usize::MAX, ..Limits::default() }, None);
-    let peer = board.join(None);
+    let mut registry = Registry::new(Limits { shares: usize::MAX, ..Limits::default() }, None);
+    let peer = registry.join(None);
     let mut count = 0;
     let refused = loop {
         let name = format!("{count:06}{}", "\"".repeat(122));
-        match asked(&mut board, peer, Request::Put { name, ticket: ticket(count), keep: 1, version: None }) {
+        match asked(&mut registry, peer, Request::Put { name, ticket: ticket(count), keep: 1, version: None }) {
             Answer::Stored { .. } => count += 1,
             answer => break answer,
         }
@@ -199,32 +199,32 @@ fn a_list_of_all_names_is_always_an_answer() {
     assert!(count > 10_000, "{count}");
     let again =
         Request::Put { name: format!("{:06}{}", 0, "\"".repeat(122)), ticket: ticket(0), keep: 1, version: None };
-    assert!(matches!(asked(&mut board, peer, again), Answer::Stored { .. }), "one takes the place of another");
+    assert!(matches!(asked(&mut registry, peer, again), Answer::Stored { .. }), "one takes the place of another");
     let mut out = Vec::new();
-    board.answer(peer, 2, Request::List, &mut out).unwrap();
+    registry.answer(peer, 2, Request::List, &mut out).unwrap();
     assert!(out[0].bytes.len() <= HEADER + MAX_ANSWER);
-    board.leave(peer, &mut out);
-    assert_eq!(board.total, (0, 0));
+    registry.leave(peer, &mut out);
+    assert_eq!(registry.total, (0, 0));
 }
 
 #[test]
 fn as_many_tickets_stand_as_the_limit_says() {
-    let mut board = Board::new(Limits { shares: 2, ..Limits::default() }, None);
-    let peer = board.join(None);
-    let put = |board: &mut Board, name: &str| {
+    let mut registry = Registry::new(Limits { shares: 2, ..Limits::default() }, None);
+    let peer = registry.join(None);
+    let put = |registry: &mut Registry, name: &str| {
         let request = Request::Put { name: name.into(), ticket: ticket(1), keep: 1, version: None };
-        matches!(asked(board, peer, request), Answer::Stored { .. })
+        matches!(asked(registry, peer, request), Answer::Stored { .. })
     };
-    assert!(put(&mut board, "one") && put(&mut board, "other"));
-    assert!(put(&mut board, "one"), "one takes the place of another");
-    assert!(!put(&mut board, "third"));
-    asked(&mut board, peer, Request::Remove { name: "other".into() });
-    assert!(put(&mut board, "third"));
-    assert!(board.keeps(peer));
+    assert!(put(&mut registry, "one") && put(&mut registry, "other"));
+    assert!(put(&mut registry, "one"), "one takes the place of another");
+    assert!(!put(&mut registry, "third"));
+    asked(&mut registry, peer, Request::Remove { name: "other".into() });
+    assert!(put(&mut registry, "third"));
+    assert!(registry.keeps(peer));
     for name in ["one", "third"] {
-        asked(&mut board, peer, Request::Remove { name: name.into() });
+        asked(&mut registry, peer, Request::Remove { name: name.into() });
     }
-    assert_eq!((board.total, board.keeps(peer)), ((0, 0), false));
+    assert_eq!((registry.total, registry.keeps(peer)), ((0, 0), false));
 }
 
 /// Keeps without memory: adoption ends when the test says so.
@@ -308,7 +308,7 @@ proptest! {
     #[test]
     fn a_store_has_what_names_stand_for(steps in prop::collection::vec(store_step(), 1..120)) {
         let fake = Fake::default();
-        let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
+        let mut registry = Registry::new(Limits::default(), Some(Box::new(fake.clone())));
         let mut peers: Vec<Peer> = Vec::new();
         let mut asked: BTreeMap<Peer, Vec<(u64, u64)>> = BTreeMap::new();
         let (mut count, mut stored, mut told) = (0, BTreeSet::new(), BTreeSet::new());
@@ -317,7 +317,7 @@ proptest! {
             let mut out = Vec::new();
             let request = match &step {
                 StoreStep::Join => {
-                    peers.push(board.join(None));
+                    peers.push(registry.join(None));
                     continue;
                 }
                 StoreStep::Finish { task, works } => {
@@ -327,7 +327,7 @@ proptest! {
                 _ if peers.is_empty() => continue,
                 StoreStep::Leave { peer } => {
                     let peer = peers.remove(peer % peers.len());
-                    board.leave(peer, &mut out);
+                    registry.leave(peer, &mut out);
                     asked.remove(&peer);
                     None
                 }
@@ -348,9 +348,9 @@ proptest! {
                 let waiting = asked.entry(peer).or_default();
                 let number = 1000 * count + waiting.len() as u64 + 1;
                 waiting.push((number, count));
-                prop_assert_eq!(board.answer(peer, number, request, &mut out), Ok(()));
+                prop_assert_eq!(registry.answer(peer, number, request, &mut out), Ok(()));
             }
-            board.turn(&mut out);
+            registry.turn(&mut out);
             for letter in out {
                 let mut frames = Frames::new(MAX_ANSWER);
                 frames.add(&letter.bytes);
@@ -372,8 +372,8 @@ proptest! {
                 }
             }
             let standing: BTreeSet<u64> =
-                board.names.values().flat_map(BTreeMap::values).map(|standing| standing.ticket.share().0).collect();
-            let by: BTreeSet<(Peer, u64)> = board
+                registry.names.values().flat_map(BTreeMap::values).map(|standing| standing.ticket.share().0).collect();
+            let by: BTreeSet<(Peer, u64)> = registry
                 .names
                 .values()
                 .flat_map(BTreeMap::values)
@@ -385,8 +385,8 @@ proptest! {
             }
             let inside = locked(&fake.0);
             prop_assert_eq!(&standing, &inside.stored.iter().copied().collect::<BTreeSet<_>>());
-            prop_assert_eq!((standing.len(), board.total.0), (inside.stored.len(), inside.stored.len()));
-            let waits = board.adopting.values().map(|adopting| 1 + adopting.after.len()).sum::<usize>();
+            prop_assert_eq!((standing.len(), registry.total.0), (inside.stored.len(), inside.stored.len()));
+            let waits = registry.adopting.values().map(|adopting| 1 + adopting.after.len()).sum::<usize>();
             prop_assert_eq!(waits, asked.values().map(Vec::len).sum::<usize>(), "no question is lost");
         }
     }
@@ -395,23 +395,23 @@ proptest! {
 /// Puts a ticket into a store, which takes it over at once. Returns the answer, and the notices.
 fn stored_by(
     fake: &Fake,
-    board: &mut Board,
+    registry: &mut Registry,
     peer: Peer,
     put: (u64, u64, Option<u64>),
 ) -> (Answer, Vec<(Peer, Answer)>) {
     let (number, keep, version) = put;
     let mut out = Vec::new();
     let request = Request::Put { name: "weights".into(), ticket: ticket(number), keep, version };
-    board.answer(peer, 1, request, &mut out).unwrap();
+    registry.answer(peer, 1, request, &mut out).unwrap();
     fake.finish(0, true);
-    board.turn(&mut out);
+    registry.turn(&mut out);
     let (notices, mut answers): (Vec<_>, Vec<_>) =
         out.iter().map(|letter| (letter.to, read(letter))).partition(|(_, answer)| answer.is_notice());
     (answers.pop().unwrap().1, notices)
 }
 
-fn versions(board: &Board) -> Vec<u64> {
-    board.names.get("weights").into_iter().flat_map(|versions| versions.keys().copied()).collect()
+fn versions(registry: &Registry) -> Vec<u64> {
+    registry.names.get("weights").into_iter().flat_map(|versions| versions.keys().copied()).collect()
 }
 
 /// What is handed over may come in any order, and the same versions stand as before.
@@ -421,33 +421,33 @@ fn versions_that_are_handed_over_stand_as_they_did() {
     let orders = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]];
     for order in orders {
         let fake = Fake::default();
-        let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
-        let peer = board.join(None);
+        let mut registry = Registry::new(Limits::default(), Some(Box::new(fake.clone())));
+        let peer = registry.join(None);
         for index in order {
             let (version, keep) = puts[index];
-            stored_by(&fake, &mut board, peer, (version, keep, Some(version)));
+            stored_by(&fake, &mut registry, peer, (version, keep, Some(version)));
         }
         // 3, then 3 and 4, then 4 and 6, then 4, 6 and 7.
-        assert_eq!(versions(&board), [4, 6, 7], "{order:?}");
+        assert_eq!(versions(&registry), [4, 6, 7], "{order:?}");
     }
 }
 
 #[test]
 fn what_was_removed_is_not_handed_over_later() {
     let fake = Fake::default();
-    let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
-    let (one, late) = (board.join(None), board.join(None));
-    let Answer::Stored { version, .. } = stored_by(&fake, &mut board, one, (1, 1, None)).0 else { panic!() };
+    let mut registry = Registry::new(Limits::default(), Some(Box::new(fake.clone())));
+    let (one, late) = (registry.join(None), registry.join(None));
+    let Answer::Stored { version, .. } = stored_by(&fake, &mut registry, one, (1, 1, None)).0 else { panic!() };
     let mut out = Vec::new();
-    board.answer(one, 2, Request::Remove { name: "weights".into() }, &mut out).unwrap();
+    registry.answer(one, 2, Request::Remove { name: "weights".into() }, &mut out).unwrap();
     for (number, version) in [(2, version), (3, version - 1)] {
-        let (answer, notices) = stored_by(&fake, &mut board, late, (number, 1, Some(version)));
+        let (answer, notices) = stored_by(&fake, &mut registry, late, (number, 1, Some(version)));
         assert_eq!(answer, Answer::Stored { version, persistent: true });
         assert_eq!(notices, [(late, Answer::Displaced { ticket: ticket(number) })]);
-        assert!(versions(&board).is_empty());
+        assert!(versions(&registry).is_empty());
     }
-    let Answer::Stored { version: newer, .. } = stored_by(&fake, &mut board, late, (4, 1, None)).0 else { panic!() };
-    assert_eq!((versions(&board), newer > version), (vec![newer], true));
+    let Answer::Stored { version: newer, .. } = stored_by(&fake, &mut registry, late, (4, 1, None)).0 else { panic!() };
+    assert_eq!((versions(&registry), newer > version), (vec![newer], true));
     assert_eq!(fake.held().0, 1);
 }
 
@@ -455,16 +455,16 @@ fn what_was_removed_is_not_handed_over_later() {
 #[test]
 fn a_version_of_the_future_is_taken_over_and_newer_ones_are_higher() {
     let fake = Fake::default();
-    let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
-    let peer = board.join(None);
+    let mut registry = Registry::new(Limits::default(), Some(Box::new(fake.clone())));
+    let peer = registry.join(None);
     let future = microseconds() + 3_600_000_000;
-    stored_by(&fake, &mut board, peer, (1, 1, Some(future)));
-    let Answer::Stored { version, .. } = stored_by(&fake, &mut board, peer, (2, 2, None)).0 else { panic!() };
-    assert_eq!(versions(&board), [future, version]);
+    stored_by(&fake, &mut registry, peer, (1, 1, Some(future)));
+    let Answer::Stored { version, .. } = stored_by(&fake, &mut registry, peer, (2, 2, None)).0 else { panic!() };
+    assert_eq!(versions(&registry), [future, version]);
     assert!(version > future);
     let mut out = Vec::new();
     let endless = Request::Put { name: "weights".into(), ticket: ticket(3), keep: 1, version: Some(1 << 62) };
-    board.answer(peer, 3, endless, &mut out).unwrap();
+    registry.answer(peer, 3, endless, &mut out).unwrap();
     assert_eq!(read(&out[0]), Answer::Refused { why: Why::Protocol });
 }
 
@@ -473,16 +473,16 @@ fn a_version_of_the_future_is_taken_over_and_newer_ones_are_higher() {
 fn a_name_takes_no_more_of_a_list_than_is_counted() {
     for name in ["n", &"\"".repeat(128)] {
         let fake = Fake::default();
-        let mut board = Board::new(Limits::default(), Some(Box::new(fake.clone())));
-        let peer = board.join(None);
-        let nbytes = |board: &Board| frame(1, &board.list()).len();
-        let empty = nbytes(&board);
+        let mut registry = Registry::new(Limits::default(), Some(Box::new(fake.clone())));
+        let peer = registry.join(None);
+        let nbytes = |registry: &Registry| frame(1, &registry.list()).len();
+        let empty = nbytes(&registry);
         let mut out = Vec::new();
         let put = Request::Put { name: name.into(), ticket: ticket(1), keep: 1, version: Some(NO_VERSION - 1) };
-        board.answer(peer, 1, put, &mut out).unwrap();
+        registry.answer(peer, 1, put, &mut out).unwrap();
         fake.finish(0, true);
-        board.turn(&mut out);
-        let taken = nbytes(&board) - empty;
-        assert!((1..=board.total.1).contains(&taken), "{taken} bytes of {}", board.total.1);
+        registry.turn(&mut out);
+        let taken = nbytes(&registry) - empty;
+        assert!((1..=registry.total.1).contains(&taken), "{taken} bytes of {}", registry.total.1);
     }
 }

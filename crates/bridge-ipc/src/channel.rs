@@ -64,7 +64,7 @@ pub(crate) trait Reply: DeserializeOwned {
 ///
 /// Questions have numbers, and answers have those of their questions. A question that was not answered in time may be
 /// answered later: the number identifies such an answer.
-pub(crate) struct Line<R> {
+pub(crate) struct Channel<R> {
     socket: UnixStream,
     /// Becomes readable when that process ends, whose forks may keep the socket open.
     process: Option<Arc<OwnedFd>>,
@@ -179,7 +179,7 @@ impl<R: Reply> Incoming<R> {
     }
 }
 
-impl<R: Reply + Send + 'static> Line<R> {
+impl<R: Reply + Send + 'static> Channel<R> {
     /// Connects to the process at this socket.
     ///
     /// # Errors
@@ -451,9 +451,9 @@ impl<R: Reply + Send + 'static> Line<R> {
         unsent.bytes.extend(frame(UNASKED, message));
         // A process that has ended needs no message.
         if matches!(self.flush(&mut unsent), Ok(false)) && !unsent.has_thread {
-            let line = Arc::clone(self);
+            let channel = Arc::clone(self);
             // Without a thread, the next question sends it, or the end of this process implies it.
-            let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || line.drain());
+            let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || channel.drain());
             unsent.has_thread = thread.is_ok();
         }
     }
@@ -471,7 +471,7 @@ impl<R: Reply + Send + 'static> Line<R> {
     }
 }
 
-impl<R> Line<R> {
+impl<R> Channel<R> {
     /// Ends the connection, even if forks of this process still have its socket.
     pub(crate) fn close(&self) {
         if self.own == sync::process() {
@@ -480,7 +480,7 @@ impl<R> Line<R> {
     }
 }
 
-impl<R> Drop for Line<R> {
+impl<R> Drop for Channel<R> {
     fn drop(&mut self) {
         self.close();
     }

@@ -60,7 +60,7 @@ pub(crate) fn refused(why: Why) -> Error {
         ),
         Why::NotPersistent => (
             ErrorKind::Argument,
-            "the memory ends with the process that shares it, so a store cannot keep it: put a parcel of Parcel::outliving",
+            "the memory ends with the process that shares it, so a store cannot keep it: put a message of Message::outliving",
         ),
         Why::Protocol => return broken("it did not understand the request"),
     };

@@ -23,7 +23,7 @@ const NEXT: Duration = Duration::from_micros(50);
 const MOST_QUIET: Duration = Duration::from_millis(256);
 
 /// Wakes and stops the thread of a socket.
-pub(crate) struct Bell {
+pub(crate) struct Waker {
     pub(super) event: OwnedFd,
     pub(super) stopped: AtomicBool,
     /// Whether a share waits for the thread to notice it.
@@ -38,7 +38,7 @@ pub(crate) struct Bell {
     quiet: AtomicU64,
 }
 
-impl Bell {
+impl Waker {
     pub(crate) fn new() -> Result<Arc<Self>> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(Arc::new(Self {
@@ -81,7 +81,7 @@ fn micros(time: Duration) -> u64 {
 
 /// Whether the thread polls or sleeps.
 pub(super) struct Attention {
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
     /// Until when it polls.
     until: Option<Instant>,
     /// Whether it has polled since a share, and no question has come.
@@ -93,8 +93,8 @@ pub(super) struct Attention {
 }
 
 impl Attention {
-    pub(super) fn new(bell: Arc<Bell>) -> Self {
-        Self { bell, until: None, is_waiting: false, was_asked: false, quiet: EXPECTED }
+    pub(super) fn new(waker: Arc<Waker>) -> Self {
+        Self { waker, until: None, is_waiting: false, was_asked: false, quiet: EXPECTED }
     }
 
     /// Waits until one of these descriptors is ready, or for this time; without a time, for ever. Returns how many are
@@ -108,14 +108,14 @@ impl Attention {
             }
         }
         let ready = poll(asked, time);
-        self.bell.is_asleep.store(false, SeqCst);
+        self.waker.is_asleep.store(false, SeqCst);
         ready
     }
 
     /// Takes note of a question that is answered now.
     pub(super) fn asked(&mut self) {
-        if self.bell.time().saturating_sub(self.bell.shared.load(Relaxed)) < micros(EXPECTED) {
-            self.bell.quiet.store(0, Relaxed);
+        if self.waker.time().saturating_sub(self.waker.shared.load(Relaxed)) < micros(EXPECTED) {
+            self.waker.quiet.store(0, Relaxed);
             self.quiet = EXPECTED;
         }
         (self.is_waiting, self.was_asked) = (false, true);
@@ -135,19 +135,19 @@ impl Attention {
         }
         self.until = None;
         if take(&mut self.is_waiting) {
-            self.bell.quiet.store(self.bell.time() + micros(self.quiet), Relaxed);
-            self.bell.is_expecting.store(false, SeqCst);
+            self.waker.quiet.store(self.waker.time() + micros(self.quiet), Relaxed);
+            self.waker.is_expecting.store(false, SeqCst);
             self.quiet = MOST_QUIET.min(2 * self.quiet);
         }
-        self.bell.is_asleep.store(true, SeqCst);
+        self.waker.is_asleep.store(true, SeqCst);
         let is_awake = self.notices();
-        self.bell.is_asleep.store(!is_awake, SeqCst);
+        self.waker.is_asleep.store(!is_awake, SeqCst);
         is_awake
     }
 
     /// Notices a share, unless a question after an earlier one is awaited. Returns whether there was one.
     fn notices(&mut self) -> bool {
-        if self.is_waiting || !self.bell.is_expecting.swap(false, SeqCst) {
+        if self.is_waiting || !self.waker.is_expecting.swap(false, SeqCst) {
             return false;
         }
         self.is_waiting = true;
@@ -163,9 +163,9 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::thread::{sleep, spawn};
 
-    fn attention() -> (Arc<Bell>, Attention) {
-        let bell = Bell::new().unwrap();
-        (Arc::clone(&bell), Attention::new(bell))
+    fn attention() -> (Arc<Waker>, Attention) {
+        let waker = Waker::new().unwrap();
+        (Arc::clone(&waker), Attention::new(waker))
     }
 
     /// Lets time pass. Returns whether the thread sleeps then.
@@ -175,52 +175,52 @@ mod tests {
     }
 
     /// Returns whether the thread is woken.
-    fn is_rung(bell: &Bell) -> bool {
-        rustix::io::read(&bell.event, &mut [0; 8]).is_ok()
+    fn is_rung(waker: &Waker) -> bool {
+        rustix::io::read(&waker.event, &mut [0; 8]).is_ok()
     }
 
     #[test]
     fn a_share_wakes_a_thread_that_sleeps() {
-        let (bell, mut attention) = attention();
-        bell.expect();
-        assert!(!is_rung(&bell), "it does not sleep yet");
+        let (waker, mut attention) = attention();
+        waker.expect();
+        assert!(!is_rung(&waker), "it does not sleep yet");
         assert!(attention.is_awake() && falls_asleep(&mut attention));
-        bell.quiet.store(0, Relaxed);
-        bell.expect();
-        bell.expect();
-        assert!(is_rung(&bell) && attention.is_awake());
+        waker.quiet.store(0, Relaxed);
+        waker.expect();
+        waker.expect();
+        assert!(is_rung(&waker) && attention.is_awake());
     }
 
     #[test]
     fn shares_that_no_process_opens_let_it_sleep_ever_longer() {
-        let (bell, mut attention) = attention();
+        let (waker, mut attention) = attention();
         for quiet in (0..20).map(|power| MOST_QUIET.min(EXPECTED * (1 << power))) {
             assert_eq!(attention.quiet, quiet);
-            let time = bell.time();
-            bell.quiet.store(0, Relaxed);
-            bell.expect();
+            let time = waker.time();
+            waker.quiet.store(0, Relaxed);
+            waker.expect();
             assert!(attention.is_awake());
             // Others that come meanwhile do not keep it awake.
-            bell.expect();
+            waker.expect();
             assert!(falls_asleep(&mut attention));
-            assert!(bell.quiet.load(Relaxed) >= time + micros(quiet));
+            assert!(waker.quiet.load(Relaxed) >= time + micros(quiet));
         }
-        while is_rung(&bell) {}
-        bell.quiet.store(u64::MAX, Relaxed);
-        bell.expect();
-        assert!(!is_rung(&bell) && !attention.is_awake());
+        while is_rung(&waker) {}
+        waker.quiet.store(u64::MAX, Relaxed);
+        waker.expect();
+        assert!(!is_rung(&waker) && !attention.is_awake());
     }
 
     #[test]
     fn a_question_right_after_a_share_ends_the_quiet() {
         for (shared, ends) in [(u64::MAX, true), (0, false)] {
-            let (bell, mut attention) = attention();
+            let (waker, mut attention) = attention();
             sleep(2 * EXPECTED);
             attention.quiet = MOST_QUIET;
-            bell.quiet.store(u64::MAX, Relaxed);
-            bell.shared.store(shared, Relaxed);
+            waker.quiet.store(u64::MAX, Relaxed);
+            waker.shared.store(shared, Relaxed);
             attention.asked();
-            assert_eq!((bell.quiet.load(Relaxed) == 0, attention.quiet == EXPECTED), (ends, ends));
+            assert_eq!((waker.quiet.load(Relaxed) == 0, attention.quiet == EXPECTED), (ends, ends));
         }
     }
 
@@ -241,8 +241,8 @@ mod tests {
     #[test]
     fn no_share_is_lost_while_the_thread_falls_asleep() {
         const SHARES: usize = 10_000;
-        let ((bell, mut attention), noticed) = (attention(), Arc::new(AtomicUsize::new(0)));
-        let (rings, count) = (Arc::clone(&bell), Arc::clone(&noticed));
+        let ((waker, mut attention), noticed) = (attention(), Arc::new(AtomicUsize::new(0)));
+        let (rings, count) = (Arc::clone(&waker), Arc::clone(&noticed));
         let thread = spawn(move || {
             while count.load(SeqCst) < SHARES {
                 if !attention.is_awake() {
@@ -258,7 +258,7 @@ mod tests {
             }
         });
         for share in 1..=SHARES {
-            bell.expect();
+            waker.expect();
             while noticed.load(SeqCst) < share && !thread.is_finished() {
                 std::thread::yield_now();
             }

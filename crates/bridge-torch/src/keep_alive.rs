@@ -22,7 +22,7 @@ pub(crate) enum Place {
 }
 
 /// A hold of one export, or one that the exports of a batch share.
-pub(crate) enum Hold {
+pub(crate) enum KeepAlive {
     Own(#[expect(dead_code, reason = "it is dropped")] Owner),
     Shared(#[expect(dead_code, reason = "it is dropped")] Arc<Owner>),
 }
@@ -32,31 +32,31 @@ const REMEMBERED: usize = 4;
 
 /// The last shared holds of a thread, and the next that is replaced.
 struct Recent {
-    holds: [(Place, Weak<Owner>); REMEMBERED],
+    recent: [(Place, Weak<Owner>); REMEMBERED],
     next: usize,
 }
 
 thread_local! {
     static RECENT: RefCell<Recent> =
-        const { RefCell::new(Recent { holds: [const { (Place::Storage(0), Weak::new()) }; REMEMBERED], next: 0 }) };
+        const { RefCell::new(Recent { recent: [const { (Place::Storage(0), Weak::new()) }; REMEMBERED], next: 0 }) };
 }
 
 /// Returns a hold on a place: in a batch one that another export has, or else a new one.
-pub(crate) fn hold(place: Place, new: impl FnOnce() -> Result<Owner>) -> Result<Hold> {
+pub(crate) fn keep_alive(place: Place, new: impl FnOnce() -> Result<Owner>) -> Result<KeepAlive> {
     if batch().is_none() {
-        return new().map(Hold::Own);
+        return new().map(KeepAlive::Own);
     }
     let find = |recent: &Recent| {
-        let mut same = recent.holds.iter().filter(|(held, _)| *held == place);
-        same.find_map(|(_, hold)| hold.upgrade())
+        let mut same = recent.recent.iter().filter(|(held, _)| *held == place);
+        same.find_map(|(_, keep_alive)| keep_alive.upgrade())
     };
-    if let Some(hold) = RECENT.with_borrow(find) {
-        return Ok(Hold::Shared(hold));
+    if let Some(keep_alive) = RECENT.with_borrow(find) {
+        return Ok(KeepAlive::Shared(keep_alive));
     }
-    let hold = Arc::new(new()?);
+    let keep_alive = Arc::new(new()?);
     RECENT.with_borrow_mut(|recent| {
-        recent.holds[recent.next] = (place, Arc::downgrade(&hold));
+        recent.recent[recent.next] = (place, Arc::downgrade(&keep_alive));
         recent.next = (recent.next + 1) % REMEMBERED;
     });
-    Ok(Hold::Shared(hold))
+    Ok(KeepAlive::Shared(keep_alive))
 }

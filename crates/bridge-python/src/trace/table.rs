@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 ///
 /// Every thread that locks it holds the GIL, and runs no Python until it has unlocked it: so a fork never copies it
 /// locked.
-static BOOK: Mutex<Book> =
-    Mutex::new(Book { events: VecDeque::new(), first: 0, calls: 0, traces: Vec::new(), next: 0 });
+static TABLE: Mutex<Table> =
+    Mutex::new(Table { events: VecDeque::new(), first: 0, calls: 0, traces: Vec::new(), next: 0 });
 
 /// What an export says about its tensor.
 pub(crate) struct Facts {
@@ -86,7 +86,7 @@ struct Trace {
     limit: usize,
 }
 
-pub(super) struct Book {
+pub(super) struct Table {
     events: VecDeque<Arc<Event>>,
     /// Number of the first of `events`, among all of the process.
     first: u64,
@@ -95,9 +95,9 @@ pub(super) struct Book {
     next: u64,
 }
 
-impl Book {
+impl Table {
     pub(super) fn lock() -> MutexGuard<'static, Self> {
-        BOOK.lock().unwrap_or_else(PoisonError::into_inner)
+        TABLE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open(&mut self, limit: usize) -> u64 {
@@ -184,13 +184,13 @@ fn keywords<'py>(py: Python<'py>, event: &Event) -> PyResult<Bound<'py, PyDict>>
 /// Opens a trace that keeps the newest ``limit`` events, and returns its number.
 #[pyfunction]
 fn trace_open(limit: usize) -> u64 {
-    Book::lock().open(limit)
+    Table::lock().open(limit)
 }
 
 /// Returns how many events of a trace were dropped, and the others.
 #[pyfunction]
 fn trace_read(py: Python<'_>, id: u64) -> PyResult<(u64, Bound<'_, PyList>)> {
-    let (dropped, events) = Book::lock().read(id);
+    let (dropped, events) = Table::lock().read(id);
     let events = events.iter().map(|event| keywords(py, event)).collect::<PyResult<Vec<_>>>()?;
     Ok((dropped, PyList::new(py, events)?))
 }
@@ -198,7 +198,7 @@ fn trace_read(py: Python<'_>, id: u64) -> PyResult<(u64, Bound<'_, PyList>)> {
 /// Ends a trace, and forgets its events.
 #[pyfunction]
 fn trace_close(id: u64) {
-    Book::lock().close(id);
+    Table::lock().close(id);
 }
 
 /// Marks the calls that are recorded as ranges of NVTX, by the first of these libraries that can. Returns its path.

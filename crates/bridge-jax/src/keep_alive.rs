@@ -15,15 +15,15 @@ use pyo3::prelude::*;
 
 /// An export of an array, as an attribute of the array. It refers to another array over the same buffer: an array that
 /// referred to itself would not be dropped.
-#[pyclass(frozen, module = "truebridge", name = "Hold")]
-struct Hold {
+#[pyclass(frozen, module = "truebridge", name = "KeepAlive")]
+struct KeepAlive {
     /// `None` only while it is being dropped.
     export: Option<Py<PyAny>>,
     device: DeviceKind,
     runtime: &'static Runtime,
 }
 
-impl Drop for Hold {
+impl Drop for KeepAlive {
     fn drop(&mut self) {
         let (export, runtime) = (self.export.take(), self.runtime);
         let release = |py: Python<'_>| {
@@ -48,5 +48,8 @@ pub(crate) fn attach(runtime: &'static Runtime, array: &PyTensor<'_>, stream: Op
     let clone = call(array, intern!(py, "clone"), &[])?;
     let device = if stream.is_some() { DeviceKind::CUDA } else { DeviceKind::CPU };
     let export = runtime.export.bind(py).call1((clone, stream.map(Stream::handle)))?;
-    array.setattr(intern!(py, "_truebridge"), Bound::new(py, Hold { export: Some(export.unbind()), device, runtime })?)
+    array.setattr(
+        intern!(py, "_truebridge"),
+        Bound::new(py, KeepAlive { export: Some(export.unbind()), device, runtime })?,
+    )
 }

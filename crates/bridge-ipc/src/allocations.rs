@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 pub type Spec = (DType, Vec<i64>, Device);
 
 /// Memory on one device, with the tensors in it, by their index among the specifications.
-pub(crate) type Room = (Arc<Arena>, Vec<(usize, IpcTensor)>);
+pub(crate) type Allocated = (Arc<Arena>, Vec<(usize, IpcTensor)>);
 
 /// Allocates memory for compact tensors, one piece for each device, which can be kept beyond the end of this process if
 /// it `outlives`.
@@ -20,17 +20,17 @@ pub(crate) type Room = (Arc<Arena>, Vec<(usize, IpcTensor)>);
 /// # Safety
 ///
 /// The caller writes every element before safe code can read it.
-pub(crate) unsafe fn rooms(specs: &[Spec], outlives: bool) -> Result<Vec<Room>> {
+pub(crate) unsafe fn allocations(specs: &[Spec], outlives: bool) -> Result<Vec<Allocated>> {
     let mut devices: Vec<Device> = specs.iter().map(|(_, _, device)| *device).collect();
     devices.sort_unstable_by_key(|device| (device.kind.0, device.index));
     devices.dedup();
     devices.iter().try_for_each(|device| has_memory(*device))?;
-    let room = |device: Device| {
+    let allocation = |device: Device| {
         let of_device = || specs.iter().enumerate().filter(move |(_, spec)| spec.2 == device);
         let mut nbytes = 0usize;
         for (_, (dtype, shape, _)) in of_device() {
             let bytes = Layout::new(*dtype, shape, None, 0)?.nbytes();
-            nbytes = nbytes.saturating_add(Arena::room_for(device, bytes));
+            nbytes = nbytes.saturating_add(Arena::capacity_for(device, bytes));
         }
         let arena = Arc::new(Arena::new(device, nbytes, outlives)?);
         let adapter = Ipc::into(Arc::clone(&arena));
@@ -41,7 +41,7 @@ pub(crate) unsafe fn rooms(specs: &[Spec], outlives: bool) -> Result<Vec<Room>> 
         let tensors = tensors.collect::<Result<_>>()?;
         Ok((arena, tensors))
     };
-    devices.into_iter().map(room).collect()
+    devices.into_iter().map(allocation).collect()
 }
 
 /// The memory of [`empty`] and [`allocate`], by its first address.
@@ -63,7 +63,7 @@ static GIVEN: Own<BTreeMap<usize, Weak<Arena>>> = Own::new();
 pub unsafe fn empty(specs: &[Spec]) -> Result<Vec<IpcTensor>> {
     let mut tensors = Vec::with_capacity(specs.len());
     // SAFETY: the caller's obligation.
-    for (arena, placed) in unsafe { rooms(specs, true) }? {
+    for (arena, placed) in unsafe { allocations(specs, true) }? {
         arena.file().map_or(Ok(()), memory::seal_for_others)?;
         give(&arena);
         tensors.extend(placed);

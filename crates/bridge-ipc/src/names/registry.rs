@@ -48,7 +48,7 @@ struct Adopting {
 
 /// Names, with the tickets that they stand for, by version. A ticket is removed with the connection that put it, unless
 /// this is a store: then it is a ticket of the store's own.
-pub(super) struct Board {
+pub(super) struct Registry {
     limits: Limits,
     store: Option<Box<dyn Storing>>,
     names: BTreeMap<String, BTreeMap<u64, Standing>>,
@@ -78,7 +78,7 @@ fn microseconds() -> u64 {
     u64::try_from(passed.as_micros()).unwrap_or(u64::MAX >> 1)
 }
 
-impl Board {
+impl Registry {
     pub(super) fn new(limits: Limits, store: Option<Box<dyn Storing>>) -> Self {
         let last = if store.is_some() { microseconds() } else { 0 };
         let (names, waiting, adopting, peers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
@@ -238,7 +238,7 @@ impl Board {
     }
 }
 
-impl Service for Board {
+impl Service for Registry {
     type Request = Request;
 
     fn join(&mut self, _: Option<&Arc<OwnedFd>>) -> Peer {
