@@ -301,13 +301,18 @@ def dtypes(links: str) -> str:
     # A new framework has no profile before its adapter is done.
     have = {name: kept[name] for name in NAMES if name in kept}
     every = dict.fromkeys(dtype for profile in have.values() for dtype in profile["dtypes"])
-    rows = [(f"`{dtype}`", *(mark(dtype, have[name]) for name in have)) for dtype in every]
-    said: dict[str, Callable[[Any], str]] = {
-        "strides": lambda value: value.replace("_", "-"),
-        "alignment": str,
-        "devices": ", ".join,
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for dtype in every:
+        alike.setdefault(tuple(mark(dtype, profile) for profile in have.values()), []).append(f"`{dtype}`")
+    rows = [(", ".join(names), *marks) for marks, names in alike.items()]
+    alignments = {0: "any", 1: "of the element"}
+    said: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "devices": ("devices", lambda value: ", ".join("host" if one == "cpu" else one.upper() for one in value)),
+        "strides": ("strides in place", lambda value: value.replace("_", "-")),
+        "alignment": ("alignment in place", lambda value: alignments.get(value, f"{value} bytes")),
+        "keeps_read_only": ("keeps read-only", lambda value: "yes" if value else "no"),
     }
-    rows += [(f"**{key}**", *(said[key](have[name][key]) for name in have)) for key in said]
+    rows += [(f"**{label}**", *(show(have[name][key]) for name in have)) for key, (label, show) in said.items()]
     return table(("", *(NAMES[name] for name in have)), rows, "l" * (len(have) + 1))
 
 
