@@ -7,6 +7,7 @@ mod html;
 mod junit;
 mod markdown;
 mod picture;
+mod program;
 mod timeline;
 
 pub use baseline::Comparison;
@@ -118,8 +119,8 @@ struct Broken<'a> {
     name: &'a str,
     /// Why it failed.
     reason: String,
-    /// The smallest case that fails, with the adapters of source and target.
-    case: Option<(&'a Case, [&'a str; 2])>,
+    /// The smallest case that fails, with its device and the adapters of source and target.
+    case: Option<(&'a Case, &'a str, [&'a str; 2])>,
     /// The file in which the case is kept.
     kept: Option<&'a Path>,
     /// The command that runs it again.
@@ -203,7 +204,10 @@ impl Report {
                     title: format!("{} → {}", pair.from, pair.to),
                     name: &property.name,
                     reason: property.reason.clone().unwrap_or_else(|| "without a reason".into()),
-                    case: property.counterexample.as_ref().map(|case| (case, [pair.from.as_str(), pair.to.as_str()])),
+                    case: property
+                        .counterexample
+                        .as_ref()
+                        .map(|case| (case, pair.device.as_str(), [pair.from.as_str(), pair.to.as_str()])),
                     kept: property.kept.as_deref(),
                     replay: Some(self.replay(pair, property)),
                     is_known: false,

@@ -2,10 +2,29 @@
 
 use super::history::{History, Run};
 use super::picture::{layout, legend};
+use super::program::program;
 use super::timeline::timeline;
 use super::{Broken, COUNTS, FaultReport, Host, KNOWN, LeftOut, Report, Summary, native};
 use crate::{Bar, Case, Coverage, PROPERTIES, PairReport, PropertyReport, Verdict, property, words};
 use std::fmt::Write;
+
+/// The page around its sections.
+const PAGE: &str = r#"<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"#;
 
 /// Returns the page of a run.
 pub(super) fn page(report: &Report, history: &History) -> String {
@@ -22,7 +41,7 @@ pub(super) fn page(report: &Report, history: &History) -> String {
         left_out(&report.left_out),
         runs(&history.runs),
     ];
-    let page = include_str!("page.html").replace("{style}", include_str!("page.css"));
+    let page = PAGE.replace("{style}", include_str!("page.css"));
     page.replace("{title}", &escaped(&title)).replace("{body}", &body.concat())
 }
 
@@ -70,7 +89,7 @@ fn card(failure: &Broken<'_>) -> String {
     let title = escaped(&failure.full_title());
     let mut text = format!("<article class=\"{class}\">\n<h3>{title}{known}</h3>\n<dl class=\"told\">\n");
     let mut tell = |what: &str, said: &str| text += &format!("<dt>{what}</dt><dd>{}</dd>\n", escaped(said));
-    if let Some((case, [from, to])) = case {
+    if let Some((case, _, [from, to])) = case {
         tell("What was called", &format!("{from} → {to}, of {}; {}", case.spec, words::copy(case.copy)));
     }
     tell("What came out", reason);
@@ -78,10 +97,19 @@ fn card(failure: &Broken<'_>) -> String {
         tell("What should have", property.doc);
     }
     text += "</dl>\n";
+    if let Some((case, device, names)) = case {
+        text += &match program(name, case, device, *names) {
+            Ok(lines) => format!(
+                "<p class=\"soft\">The same tensor by the frameworks' own functions, without truebridge:</p>\n<pre>{}</pre>\n",
+                escaped(&lines)
+            ),
+            Err(why) => format!("<p class=\"soft\">Without truebridge: {}</p>\n", escaped(&why)),
+        };
+    }
     if let Some(replay) = replay {
         text += &format!("<p class=\"soft\">Run it again:</p>\n<pre class=\"command\">{}</pre>\n", escaped(replay));
     }
-    if let Some((case, names)) = case {
+    if let Some((case, _, names)) = case {
         text += &picture(case, name, *names);
     }
     text.extend(
