@@ -149,7 +149,9 @@ pub unsafe extern "C" fn tb_opened_tensor(opened: *const COpened, index: usize, 
         non_null(out, "out")?;
         // SAFETY: the pointer is null or what the header says.
         let tensors = &unsafe { borrow(opened, "opened") }?.tensors;
-        let tensor = tensors.get(index).ok_or_else(|| refused(format!("there are {} tensors", tensors.len())))?;
+        let tensor = tensors
+            .get(index)
+            .ok_or_else(|| refused(format!("there are {} tensors: pass a smaller index", tensors.len())))?;
         // SAFETY: C has no safe code: the program orders the uses of memory that it shares.
         let tensor = CTensor::new(unsafe { Ipc::new() }.export(tensor)?);
         // SAFETY: `out` is not null, and may be written to.

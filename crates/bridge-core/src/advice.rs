@@ -89,7 +89,7 @@ pub mod python {
             AllowMove => "pass copy=None to allow a move",
             Copy => "pass copy=True",
             PromiseReadOnly => "pass read_only=True to promise that you do not write to the result",
-            CopyFirst => "copy the tensor first, for example with copy=True",
+            CopyFirst => "copy the source first, for example by convert(src, target, copy=True)",
             OtherDevice => "leave device= out, or pass another (`python -m truebridge doctor` says what prevents a device)",
             MoveToHost => "pass device=\"cpu\" to move it",
             MoveToCuda => "pass device=\"cuda\" to move it",

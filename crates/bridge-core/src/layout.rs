@@ -206,7 +206,7 @@ impl Layout {
         })?;
         match allocation {
             Some(memory) if start < memory.start || end > memory.end => Err(malformed(format!(
-                "a view with {self} at address {data:#x} reaches outside the producer's allocation, which may have become smaller: check its strides"
+                "the tensor reaches outside its allocation, which may have become smaller ({self}, at address {data:#x}): check its strides, or make it again"
             ))),
             _ => Ok(start..end),
         }

@@ -14,7 +14,7 @@ use bridge_core::{
     Stream,
 };
 use bridge_pyo3::{
-    Borrowed, PyAdapter, PyOwner, PyTensor, apart, exchange_table, framework_error, take_capsule, type_name,
+    Borrowed, PyAdapter, PyOwner, PyTensor, apart, brief, exchange_table, framework_error, take_capsule, type_name,
 };
 use pyo3::exceptions::{PyBaseException, PyBufferError, PyTypeError};
 use pyo3::intern;
@@ -151,7 +151,7 @@ fn refused(py: Python<'_>, error: PyErr) -> Error {
 const WITHOUT_DTYPE: [&str; 3] = ["has no DLPack equivalent", "GetDlpackDataType", "is not supported by dlpack"];
 
 /// What Arrow's arrays say that do not export their elements, the kind of error, and what to do.
-const OF_ARROW: [(&str, ErrorKind, &str); 5] = [
+const OF_ARROW: [(&str, ErrorKind, &str); 9] = [
     (
         "arrays with no nulls",
         ErrorKind::NotATensor,
@@ -165,9 +165,17 @@ const OF_ARROW: [(&str, ErrorKind, &str); 5] = [
     ),
     ("DLPack spec: date32", ErrorKind::Dtype, "dates have no counterpart: call x.cast(\"int32\") first"),
     (
+        "DLPack spec: list",
+        ErrorKind::Dtype,
+        "lists of several lengths have no counterpart: pass x.values and x.offsets",
+    ),
+    ("DLPack spec: struct", ErrorKind::Dtype, "a struct has no counterpart: pass x.field(name) of each field"),
+    ("DLPack spec: dictionary", ErrorKind::Dtype, "a dictionary has no counterpart: pass x.indices"),
+    ("DLPack spec: string", ErrorKind::Dtype, "strings have no counterpart: pass x.dictionary_encode().indices"),
+    (
         "DLPack spec: ",
         ErrorKind::Dtype,
-        "other dtypes than numbers have no counterpart: call x.cast(\"int64\") or another first",
+        "{dtype} of Arrow has no counterpart: call x.cast(\"int64\"), or cast to another number, first",
     ),
 ];
 
@@ -176,7 +184,10 @@ const OF_ARROW: [(&str, ErrorKind, &str); 5] = [
 fn not_exported(py: Python<'_>, error: PyErr) -> Error {
     let said = error.value(py).to_string();
     if let Some((_, kind, text)) = OF_ARROW.iter().find(|(sign, ..)| said.contains(sign)) {
-        return Error::new(*kind, *text).caused_by(error);
+        let dtype = brief(
+            said.split_once("DLPack spec: ").map_or("", |(_, rest)| rest.split(", try ").next().unwrap_or_default()),
+        );
+        return Error::new(*kind, text.replace("{dtype}", &dtype)).caused_by(error);
     }
     if !WITHOUT_DTYPE.iter().any(|sign| said.contains(sign)) || error.is_instance_of::<PyBufferError>(py) {
         return refused(py, error);

@@ -25,10 +25,21 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("builtins", "memoryview", "pass numpy.asarray(x)"),
     ("array", "array", "pass numpy.asarray(x)"),
     ("_ctypes", "Array", "pass numpy.ctypeslib.as_array(x)"),
+    ("_ctypes", "_Pointer", "pass numpy.ctypeslib.as_array(x, shape)"),
+    ("decimal", "Decimal", "pass numpy.asarray(float(x))"),
+    ("fractions", "Fraction", "pass numpy.asarray(float(x))"),
     ("mmap", "mmap", "pass numpy.frombuffer(x, dtype)"),
     ("builtins", "str", "pass a tensor; truebridge.load(path, target) reads one from a file"),
     ("pathlib", "PurePath", "truebridge.load(path, target) reads a tensor from a file"),
+    ("_io", "BytesIO", "pass numpy.frombuffer(x.getbuffer(), dtype)"),
+    ("_io", "_IOBase", "truebridge.load(path, target) reads a tensor from a file"),
     ("builtins", "set", "pass numpy.asarray(list(x))"),
+    ("builtins", "frozenset", "pass numpy.asarray(list(x))"),
+    ("builtins", "map", "pass list(x), a list of tensors"),
+    ("builtins", "filter", "pass list(x), a list of tensors"),
+    ("builtins", "zip", "pass list(x), a list of tuples of tensors"),
+    ("builtins", "dict_values", "pass list(x), a list of tensors"),
+    ("builtins", "dict_items", "pass dict(x), a dict of tensors"),
     ("builtins", "NoneType", "pass a tensor (a function without a result returns None)"),
     ("builtins", "module", "pass one of its tensors"),
     ("builtins", "function", "pass the tensor that it returns"),
@@ -41,6 +52,9 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("polars", "Series", "pass x.to_numpy()"),
     ("polars", "LazyFrame", "pass x.collect().to_numpy()"),
     ("pyarrow", "Table", "pass x[name].to_numpy() of a column"),
+    ("pyarrow", "RecordBatch", "pass x[name].to_numpy() of a column"),
+    ("pyarrow", "Scalar", "pass numpy.asarray(x.as_py())"),
+    ("pyarrow", "Buffer", "pass numpy.frombuffer(x, dtype)"),
     ("pyarrow", "ChunkedArray", "pass x.to_numpy()"),
     ("xarray", "DataArray", "pass x.to_numpy()"),
     ("xarray", "Dataset", "pass x[name].to_numpy() of a variable"),
@@ -54,6 +68,8 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("torch", "Module", "pass module.state_dict(), a dict of tensors"),
     ("torch", "Optimizer", "pass optimizer.state_dict(), a dict of tensors"),
     ("torch", "DataLoader", "pass the batches that it yields"),
+    ("torch", "TensorDataset", "pass x.tensors"),
+    ("torch", "Dataset", "pass its items"),
     ("torch", "PackedSequence", "pass x.data"),
     ("torch", "UntypedStorage", "pass a tensor over it, torch.empty(0, dtype=...).set_(storage)"),
     ("torch", "TypedStorage", "pass a tensor over it, torch.empty(0, dtype=...).set_(storage)"),
@@ -90,7 +106,9 @@ pub(crate) fn no_tensor(object: &PyTensor<'_>) -> Error {
         None => {
             let names: Vec<_> = Framework::ALL.iter().map(|framework| framework.name()).collect();
             let names = names.join(", ");
-            format!("{what} is not a tensor: pass one of {names}, or an object with __dlpack__ or an array interface")
+            format!(
+                "{what} is not a tensor: pass a tensor of {names}, or an object with __dlpack__ or an array interface"
+            )
         }
     };
     Error::new(ErrorKind::NotATensor, text)

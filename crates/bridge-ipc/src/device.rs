@@ -324,7 +324,7 @@ pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>], persistent: bool) 
     };
     match mapping.bytes.len() >= nbytes {
         true => Ok(mapping),
-        false => Err(broken("memory of a device is shorter than was said")),
+        false => Err(broken("its device memory is shorter than declared")),
     }
 }
 

@@ -195,7 +195,7 @@ impl FromStr for Ticket {
             truebridge: u32,
         }
         let no_ticket = |why: &dyn fmt::Display| {
-            let text = format!("this is not a ticket ({why}): pass the text that share returned, whole");
+            let text = format!("this is not a ticket ({why}): pass the whole text of one, ticket.text in Python");
             Error::new(ErrorKind::Argument, text)
         };
         if text.len() > MAX_TICKET {
@@ -203,7 +203,7 @@ impl FromStr for Ticket {
         }
         // Without this, serde would accept a list of the fields for a struct.
         if !text.trim_start().starts_with('{') {
-            return Err(no_ticket(&"it is not an object"));
+            return Err(no_ticket(&"it does not begin with a brace"));
         }
         let Version { truebridge: version } =
             serde_json::from_str(text).map_err(|error| no_ticket(&error).caused_by(error))?;

@@ -292,7 +292,8 @@ impl HostArray {
         };
         let mut elements = Vec::new();
         elements.try_reserve_exact(self.layout.numel()).map_err(|error| {
-            let text = format!("no host memory for {} bytes: copy a part of the array", self.layout.nbytes());
+            let text =
+                format!("host: out of memory allocating {} bytes: copy a part of the array", self.layout.nbytes());
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
         })?;
         let shape = shape.raw_dim().clone();

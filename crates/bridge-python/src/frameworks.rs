@@ -8,7 +8,7 @@ pub(crate) use bridge_frameworks::{
 };
 use bridge_pyo3::{PyTensor, brief, framework_error, type_name};
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyCapsule, PyDict, PyString};
+use pyo3::types::{IntoPyDict, PyCapsule, PyDict, PyString, PyType};
 
 /// Returns the framework that users call `target`: its name, or its module.
 pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
@@ -17,13 +17,25 @@ pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
         Err(_) if target.is_instance_of::<PyString>() => text(target, "the target")?,
         Err(_) => {
             let (kind, names) = (type_name(target), names());
+            let kind = if target.is_instance_of::<PyType>() { "class" } else { &*kind };
             let text = format!("the target is a {kind}, not the name of a framework");
             return Err(argument(format!("{text}: pass the tensor first, and then one of {names}")));
         }
     };
-    Framework::named(&name)
-        .ok_or_else(|| argument(format!("{:?} is not a target: choose one of {}", brief(&name), names())))
+    Framework::named(&name).ok_or_else(|| {
+        let instead = INSTEAD.iter().find(|(other, _)| name.starts_with(other)).map_or("", |(_, text)| text);
+        argument(format!("{:?} is not a target: {instead}choose one of {}", brief(&name), names()))
+    })
 }
+
+/// What people take for a target, by how it begins, and what they can do.
+const INSTEAD: [(&str, &str); 5] = [
+    ("onnx", "call to_onnxruntime(x), or "),
+    ("cpu", "a device is named by device=; "),
+    ("cuda", "a device is named by device=; "),
+    ("float", "a conversion keeps the dtype; "),
+    ("int", "a conversion keeps the dtype; "),
+];
 
 fn names() -> String {
     let names: Vec<_> = Framework::ALL.iter().map(|known| known.name()).collect();

@@ -130,7 +130,7 @@ pub(crate) fn check(value: &PyTensor<'_>) -> PyResult<bool> {
 }
 
 fn flag(value: &PyTensor<'_>, name: &str, values: &str) -> PyResult<bool> {
-    let wrong = |_| into_python(value.py(), argument(format!("{name} is {}: pass {values}", brief_str(value))));
+    let wrong = |_| into_python(value.py(), argument(format!("{name} is {}: pass {values}", brief_repr(value))));
     value.extract().map_err(wrong)
 }
 
@@ -158,12 +158,16 @@ fn permutation(object: &PyTensor<'_>) -> Result<Permutation> {
 }
 
 /// Keywords of other libraries, and what to do instead.
-const OTHERS: [(&str, &str); 5] = [
+const OTHERS: [(&str, &str); 9] = [
     ("dtype", "a conversion keeps the dtype, cast before or after it, or use copy(x, out=..., dtype=...)"),
     ("readonly", "did you mean read_only?"),
     ("writable", "did you mean read_only?"),
     ("zero_copy", "did you mean copy=False?"),
     ("stream", "the current streams of both frameworks are ordered"),
+    ("non_blocking", "the host waits only for elements that it receives"),
+    ("requires_grad", "call .requires_grad_() on the result"),
+    ("dst", "did you mean out=?"),
+    ("dim", "did you mean permute=?"),
 ];
 
 /// Refuses keywords that a function does not have, as Python does, with advice.

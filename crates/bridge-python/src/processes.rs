@@ -104,8 +104,9 @@ fn read(ticket: &Bound<'_, PyAny>) -> Result<bridge_ipc::Ticket> {
     }
     match ticket.extract::<&[u8]>() {
         Ok(bytes) => {
-            let no_text =
-                |_| argument("this is not a ticket (it is not UTF-8): pass the text that share returned, whole");
+            let no_text = |_| {
+                argument("this is not a ticket (it is not UTF-8): pass the whole text of one, ticket.text in Python")
+            };
             parsed(std::str::from_utf8(bytes).map_err(no_text)?)
         }
         Err(_) if ticket.hasattr("__fspath__").unwrap_or(false) => Err(of_file(&brief_str(ticket))),

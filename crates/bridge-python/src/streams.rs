@@ -2,9 +2,10 @@
 
 use crate::errors::{argument, into_python};
 use crate::frameworks::{not_a_capsule, source};
+use crate::trees::Tree;
 use crate::{debug, watch};
 use bridge_core::{DeviceKind, Error, ErrorKind, Keep, Result, Stream};
-use bridge_pyo3::{PyOwner, PyTensor, framework_error, probe, type_name};
+use bridge_pyo3::{PyOwner, PyTensor, brief_repr, framework_error, probe, type_name};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 use std::sync::Arc;
@@ -48,7 +49,10 @@ pub(crate) fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> P
     let record = || {
         not_a_capsule(view)?;
         let (object, stream) = (stream, handle(stream)?);
-        let adapter = source(view)?;
+        let adapter = source(view).map_err(|error| match Tree::of(view) {
+            Ok(Some(_)) => argument(format!("{} is a container: record each of its tensors", type_name(view))),
+            _ => error,
+        })?;
         let Some((device, address)) = adapter.locate(view)?.filter(|(device, _)| device.kind == DeviceKind::CUDA)
         else {
             return Ok(());
@@ -93,7 +97,8 @@ pub(crate) fn handle(stream: &Bound<'_, PyAny>) -> Result<Stream> {
     // SAFETY: the caller names a stream that exists.
     found.map(|handle| unsafe { Stream::from_handle(handle) }).ok_or_else(|| {
         let advice = "pass a stream object of a framework, or its handle as an int";
-        argument(format!("{} is not a CUDA stream: {advice}", type_name(stream)))
+        let what = if stream.is_instance_of::<PyInt>() { brief_repr(stream) } else { type_name(stream) };
+        argument(format!("{what} is not a CUDA stream: {advice}"))
     })
 }
 

@@ -317,7 +317,7 @@ def test_an_error_of_a_tensor_passes_through() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tb.to_numpy(Broken(), detach=True)
-    with pytest.raises(tb.BridgeValueError, match="detach is yes: pass True or False"):
+    with pytest.raises(tb.BridgeValueError, match="detach is 'yes': pass True or False"):
         tb.to_numpy(torch.ones(1), detach="yes")  # type: ignore[call-overload]
 
 

@@ -199,7 +199,7 @@ def test_arguments_are_checked() -> None:
     assert caught.value.kind == "device"
     with pytest.raises(tb.BridgeValueError, match="is not a device"):
         tb.to_numpy(tensor, device="over there")
-    with pytest.raises(tb.BridgeValueError, match="copy is yes: pass True, False, or None"):
+    with pytest.raises(tb.BridgeValueError, match="copy is 'yes': pass True, False, or None"):
         tb.to_numpy(tensor, copy="yes")
     with pytest.raises(TypeError):
         tb.to_numpy(tensor, None)

@@ -90,8 +90,8 @@ def twice() -> bytes:
 
 DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
     "one place": (one_place, "one name"),
-    "quoted": (quoted, "lies over another"),
-    "the directory": (into_the_directory, "lies over another"),
+    "quoted": (quoted, "overlaps another"),
+    "the directory": (into_the_directory, "overlaps another"),
     "one name": (twice, "one name"),
     "tree of another method": (lambda: archive((TREE, b"{}"), how=zipfile.ZIP_LZMA), "another method"),
     "a long tree": (lambda: archive((TREE, bytes(17 << 20))), "description of the tree has 17825792 bytes"),
@@ -142,7 +142,7 @@ def test_a_member_at_the_place_of_another_is_refused(tmp_path: Path) -> None:
     data = archive(*((name, npy(np.zeros(1 << 10))) for name in names))
     first = directory(data, lambda _, entry: struct.pack_into("<I", entry, 42, 0))
     (tmp_path / "x.npz").write_bytes(first)
-    with pytest.raises(tb.BridgeValueError, match="lies over another"):
+    with pytest.raises(tb.BridgeValueError, match="overlaps another"):
         tb.load(tmp_path / "x.npz", "numpy")
 
 

@@ -231,6 +231,7 @@ REASONS: dict[str, str] = {
     "conformance/src/python/floor.rs": "calls the functions of each framework without the bridge: it is the bar",
     "conformance/src/python/mod.rs": "opens the adapters that run on request, and " + TENSORFLOW1,
     "conformance/src/python/remote.rs": "a Python 3.7 is the other process of this framework alone",
+    "conformance/src/report/program.rs": "the lines of each framework that show a case without the bridge",
     "conformance/src/runner/sanitizer.rs": "how each framework is told to cache no memory",
     "conformance/src/runner/adapters.rs": "the table of adapters that run on request",
     "conformance/src/runner/mod.rs": "names the adapters that run on request for other modules",

@@ -177,7 +177,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a Keras variable": (lambda: tb.to_torch(like("keras.src", "Variable")), "not_a_tensor", "variable.value"),
     "a symbolic tensor": (lambda: tb.to_torch(like("keras.src", "KerasTensor")), "not_a_tensor", "when it is called"),
     "a class": (lambda: tb.to_torch(np.ndarray), "not_a_tensor", "pass an instance"),
-    "an object": (lambda: tb.to_torch(object()), "not_a_tensor", "pass one of torch, cupy, numpy, jax"),
+    "an object": (lambda: tb.to_torch(object()), "not_a_tensor", "pass a tensor of torch, cupy, numpy"),
     "a sparse tensor": (lambda: tb.to_numpy(torch.eye(3).to_sparse()), "not_a_tensor", ".to_dense()"),
     "a masked array": (lambda: tb.to_torch(np.ma.array([1.0])), "not_a_tensor", ".filled(value)"),
     "copy='never'": (lambda: tb.to_torch(ONES, copy="never"), "argument", "pass True, False, or None"),
@@ -190,7 +190,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a device of TensorFlow": (lambda: tb.to_torch(ONES, device="/GPU:0"), "argument", 'pass "cuda:0"'),
     "a copy that does not copy": (lambda: tb.to_torch(ONES, via="host", copy=False), "argument", "remove copy=False"),
     "arguments of convert swapped": (lambda: tb.convert("numpy", ONES), "argument", "pass the tensor first"),
-    "arguments of load swapped": (lambda: tb.load("torch", "x.npy"), "argument", "it must end with .npy, .npz"),
+    "arguments of load swapped": (lambda: tb.load("torch", "x.npy"), "argument", "the path comes first"),
+    "a file of PyTorch": (lambda: tb.load("x.pt", "numpy"), "argument", "torch.load(path, weights_only=True)"),
+    "an empty path": (lambda: tb.load("", "numpy"), "argument", "the path comes first"),
     "a plan as a condition": (lambda: bool(tb.plan(ONES, "torch")), None, "read plan.zero_copy"),
     "cuda without a GPU": (lambda: tb.to_torch(ONES, device="cuda"), "device", "python -m truebridge doctor"),
     "a parameter": (lambda: tb.to_numpy(torch.ones(2, requires_grad=True)), "requires_grad", "detach=True"),
@@ -206,7 +208,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a tree in itself": (lambda: tb.to_torch(cycle()), "argument", "without cycles"),
     "share('x')": (lambda: tb.share("x"), "not_a_tensor", "share a tensor"),
     "share([])": (lambda: tb.share([]), "not_a_tensor", "share a tensor"),
-    "not a ticket": (lambda: tb.open("x", "numpy"), "argument", "the text that share returned"),
+    "not a ticket": (lambda: tb.open("x", "numpy"), "argument", "ticket.text"),
     "arguments of save swapped": (lambda: tb.save(ONES, "x.npy"), "argument", "the path comes first, save(path, x)"),
     "a suffix of no format": (lambda: tb.save("x.txt", ONES), "argument", "it must end with .npy"),
     "the wheel of TensorFlow 1.15": (wheel, "missing", "python -m zipfile -e"),
@@ -222,7 +224,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "optimizer.state_dict()",
     ),
     "an array of records": (lambda: tb.to_torch(np.zeros(2, "f4,i2")), "dtype", "convert each by itself, x[name]"),
-    "a meta tensor": (lambda: tb.to_numpy(torch.ones(3, device="meta")), "not_a_tensor", "make a real one first"),
+    "a meta tensor": (lambda: tb.to_numpy(torch.ones(3, device="meta")), "not_a_tensor", "module.to_empty"),
     "a masked tensor of PyTorch": (masked, "not_a_tensor", ".get_data()"),
     "vmap": (vmapped, "not_a_tensor", "convert outside of the transform"),
     "a quantised tensor": (
@@ -261,7 +263,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         'pass one of "float16"',
     ),
     "a copy into a parameter": (lambda: tb.copy(ONES, out=parameter()), "requires_grad", "pass its .detach()"),
-    "a copy over itself": (lambda: tb.copy(ONES[::-1], out=ONES), "layout", "copy the tensor first"),
+    "a copy over itself": (lambda: tb.copy(ONES[::-1], out=ONES), "layout", "copy the source first"),
     "a copy of another tree": (
         lambda: tb.copy({"a": ONES}, out={"b": np.zeros_like(ONES)}),
         "argument",
@@ -321,10 +323,20 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "dtype",
         'x.cast("int32")',
     ),
-    "times of Arrow": (
-        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: timestamp[s]")),
+    "texts of Arrow": (
+        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: string, try converting")),
         "dtype",
-        'x.cast("int64")',
+        "x.dictionary_encode().indices",
+    ),
+    "lists of several lengths of Arrow": (
+        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: list<item: int64>, try converting")),
+        "dtype",
+        "pass x.values and x.offsets",
+    ),
+    "times of Arrow": (
+        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: timestamp[s], try converting")),
+        "dtype",
+        'timestamp[s] of Arrow has no counterpart: call x.cast("int64")',
     ),
     "no server": (lambda: tb.connect("/tmp/no-socket-is-here"), "gone", "name the right path"),
     "no saved model": (
@@ -569,12 +581,10 @@ def test_a_name_that_people_try_is_answered_with_those_that_exist() -> None:
     for name, meant in {"to_tf": "tensorflow", "torch2np": "numpy", "as_np": "numpy"}.items():
         with pytest.raises(AttributeError, match=rf"has no attribute '{name}': did you mean to_{meant}\?$"):
             getattr(tb, name)
-    for name in ("to_mxnet", "from_torch", "convert_torch_to_mxnet", "as_tensor"):
-        with pytest.raises(
-            AttributeError, match=rf"has no attribute '{name}': use convert\(x, target\), to_.*to_torch"
-        ):
+    for name in ("to", "to_mxnet", "from_torch", "convert_torch_to_mxnet", "as_tensor"):
+        with pytest.raises(AttributeError, match=rf"has no attribute '{name}': call convert\(x, target\), or to_torch"):
             getattr(tb, name)
-    with pytest.raises(AttributeError, match=r"has no attribute 'transfer'$") as caught:
+    with pytest.raises(AttributeError, match=r"has no attribute 'transfer': dir\(truebridge\)") as caught:
         tb.transfer  # noqa: B018
     # With these Python itself suggests a name.
     assert (caught.value.name, caught.value.obj) == ("transfer", tb)

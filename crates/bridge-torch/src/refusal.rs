@@ -90,7 +90,11 @@ pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
     let (kind, text) = if layout != "torch.strided" {
         (ErrorKind::NotATensor, format!("a tensor of layout {layout} has no single memory: call .to_dense() first"))
     } else if device.starts_with("meta") {
-        (ErrorKind::NotATensor, "a meta tensor has no memory: make a real one first".into())
+        (
+            ErrorKind::NotATensor,
+            "a meta tensor has no memory: load its module on a device first, or call module.to_empty(device=\"cpu\")"
+                .into(),
+        )
     } else if text_of("is_quantized") == "True" {
         (
             ErrorKind::Dtype,

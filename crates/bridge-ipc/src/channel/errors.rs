@@ -23,7 +23,7 @@ pub(crate) fn broken(what: &str) -> Error {
 }
 
 pub(crate) fn gone(what: &str) -> Error {
-    Error::new(ErrorKind::Gone, format!("{what}: ask for a new ticket"))
+    Error::new(ErrorKind::Gone, format!("{what}: ask for a new ticket, or connect again"))
 }
 
 impl End {

@@ -338,7 +338,7 @@ impl Client {
         self.found(name, version)?.ok_or_else(|| match version {
             Some(version) => {
                 let text =
-                    format!("version {version} of the name {name:?} was dropped: take the newest, without a version");
+                    format!("the name {name:?} has no version {version} now: take the newest, without a version");
                 Error::new(ErrorKind::Gone, text)
             }
             None => missing(name),

@@ -260,11 +260,13 @@ else:
             return found
         text = f"module {__name__!r} has no attribute {name!r}"
         meant = re.split("_|2", name.lower())[-1]
-        meant = f"to_{_core.ALIASES.get(meant, meant)}"
+        meant = f"to_{ {'onnx': 'onnxruntime', **_core.ALIASES}.get(meant, meant) }"
         if meant in __all__ and not name.startswith("from_"):
             text += f": did you mean {meant}?"
-        elif name.startswith(("to_", "from_", "as_", "convert_")):
-            text += f": use {', '.join(['convert(x, target)', *(known for known in __all__ if known[:3] == 'to_')])}"
+        elif name in ("to", "tensor", "asarray", "array") or name.startswith(("to_", "from_", "as_", "convert_")):
+            text += ": call convert(x, target), or to_torch(x), to_numpy(x) and the like"
+        else:
+            text += ": dir(truebridge) lists what it has"
         raise AttributeError(text, name=name, obj=sys.modules[__name__])
 
     def __dir__() -> list[str]:

@@ -353,7 +353,9 @@ def _faults(path: str, *also: type[Exception]) -> Iterator[None]:
             raise
         if isinstance(error.__context__, OSError) and error.__context__.errno is None:
             raise error.__context__ from None
-        raise of_kind("file", f"{path}: the file is truncated or malformed: {error!s:.300}") from error
+        raise of_kind(
+            "file", f"{path}: the file is truncated, malformed or of another format: {error!s:.300}"
+        ) from error
 
 
 def _header(start: bytes) -> tuple[Any, tuple[int, ...], str, int]:
@@ -385,7 +387,8 @@ def _header(start: bytes) -> tuple[Any, tuple[int, ...], str, int]:
 
 def _bounded(nbytes: int, limit: int | None, what: str = "") -> None:
     if limit is not None and nbytes > limit:
-        raise of_kind("file", f"{what}the tensors have {nbytes} bytes, and {limit} are allowed")
+        advice = "load the file on a larger machine" if what else "raise max_nbytes"
+        raise of_kind("file", f"{what}the tensors have {nbytes} bytes, and {limit} are allowed: {advice}")
 
 
 def _machine() -> int:
@@ -424,7 +427,7 @@ def _members(archive: zipfile.ZipFile, memory: mmap.mmap) -> dict[str, zipfile.Z
     for member in sorted(members.values(), key=lambda member: member.header_offset):
         begin, start = member.header_offset, _data(memory, member)
         if begin < end or start + member.compress_size > archive.start_dir:
-            raise of_kind("file", f"{member.filename!r:.80} lies over another member")
+            raise of_kind("file", f"{member.filename!r:.80} overlaps another member")
         end = start + member.compress_size
         _sized(member)
     return members
@@ -452,7 +455,9 @@ def _data(memory: mmap.mmap, member: zipfile.ZipInfo) -> int:
 def _member(archive: zipfile.ZipFile, memory: mmap.mmap, member: zipfile.ZipInfo) -> _Found:
     """Return the array that is a member."""
     if not member.filename.endswith(".npy"):
-        raise of_kind("file", f"{member.filename!r:.80} is not an array: NumPy's are called *.npy")
+        text = f"{member.filename!r:.80} is not an array: NumPy's are called *.npy"
+        is_of_torch = member.filename.endswith("/data.pkl")
+        raise of_kind("file", f"{text}; torch.load reads a file of torch.save" if is_of_torch else text)
     with archive.open(member) as file:
         dtype, shape, order, start = _header(file.read(_HEADER))
     if member.compress_type != zipfile.ZIP_STORED:

@@ -102,6 +102,9 @@ def _value(kind: type[onnxruntime.OrtValue], loan: _core.Loan) -> onnxruntime.Or
 
 def _compute_stream(session: Any) -> int | None:
     """Return the stream that the program has made for the session; ``None`` where there is none."""
+    if not hasattr(session, "get_provider_options"):
+        kind = type(session).__name__
+        raise of_kind("argument", f"session is a {kind}: pass the InferenceSession that the value is for")
     options = session.get_provider_options().get(_CUDA, {})
     # The address as text, "0" where none was given.
     return int(options.get("user_compute_stream") or "0", 0) or None

@@ -96,7 +96,7 @@ def _lengths(sources: list[Any], targets: list[Any], dim: int) -> tuple[list[int
         axis = dim % len(shape)
         if len(shape) != len(shapes[0]) or _without(axis, shape) != _without(axis, shapes[0]):
             text = f"{name} has the shape {shape} and {named[0][0]} {shapes[0]}"
-            raise of_kind("layout", f"{text}: shards of one tensor differ along dimension {dim} alone")
+            raise of_kind("layout", f"{text}: shards of one tensor may differ along dimension {dim} only")
     lengths = [shape[dim] for shape in shapes]
     return lengths[: len(sources)], lengths[len(sources) :]
 

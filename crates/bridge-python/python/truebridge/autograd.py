@@ -250,4 +250,5 @@ def filled(leaves: Sequence[Any], at: Sequence[int], tensors: Any) -> list[Any]:
 
 
 def _shown(x: Any) -> str:
-    return f"an object of type {type(x).__module__}.{type(x).__qualname__}"
+    module = type(x).__module__
+    return f"an object of type {'' if module == 'builtins' else module + '.'}{type(x).__qualname__}"

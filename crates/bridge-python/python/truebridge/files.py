@@ -21,7 +21,7 @@ from ._trees import SAVED, flattened, least, tree_of
 from .errors import BridgeError, of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ._core import Device, Target
     from .names import Client
@@ -70,7 +70,7 @@ def save(path: str | os.PathLike[str], x: Any, *, progress: Progress = None) -> 
     >>> tb.save("model.safetensors", {"weight": torch.ones(2, 3), "bias": torch.zeros(3)})
     """
     path, suffix = _place(path)
-    write, _ = _format(os.path.basename(path), suffix)
+    write, _ = _format(os.path.basename(path), suffix, {})
     # A dict of tensors is not described.
     for item in x.values() if isinstance(x, dict) else [x]:
         _check(sum(least(item)))
@@ -151,7 +151,7 @@ def load(
     {'bias': tensor([0., 0., 0.]), 'step': 7}
     """
     path, suffix = _place(path)
-    _, read = _format(os.path.basename(path), suffix)
+    _, read = _format(os.path.basename(path), suffix, _OTHERS)
     if max_nbytes is not None and (isinstance(max_nbytes, bool) or not isinstance(max_nbytes, int) or max_nbytes < 0):
         raise of_kind("argument", f"max_nbytes must be a number of bytes, not {max_nbytes!r:.80}")
     _core.profile(target)
@@ -237,25 +237,38 @@ def _fits(path: str) -> Iterator[None]:
         raise of_kind("file", f"{path}: the description of the tree does not fit the tensors") from error
 
 
+_FIRST = "the path comes first, save(path, x) and load(path, target)"
+
+#: Files of other programs, by suffix, and how to read them.
+_OTHERS = {
+    **dict.fromkeys((".pt", ".pth", ".bin"), "read it with torch.load(path, weights_only=True), then convert"),
+    **dict.fromkeys((".h5", ".keras"), "read it with keras.models.load_model, then convert model.get_weights()"),
+    ".gz": "decompress it first",
+}
+
+
 def _place(path: str | os.PathLike[str]) -> tuple[str, str]:
     """Return the path of the file itself, where ``path`` may be a link, and the suffix."""
     try:
         text = os.path.realpath(os.fsdecode(path))
     except (TypeError, ValueError) as error:
         what = f"path is a {type(path).__name__}; expected a str or a pathlib.Path"
-        raise of_kind("argument", f"{what}: the path comes first, save(path, x) and load(path, target)") from error
+        raise of_kind("argument", f"{what}: {_FIRST}") from error
+    if not os.fsdecode(path):
+        raise of_kind("argument", f"the path is empty: {_FIRST}")
     return text, os.path.splitext(os.fsdecode(path))[1].lower()
 
 
-def _format(name: str, suffix: str) -> Any:
-    """Return the functions that write and read files with this suffix."""
+def _format(name: str, suffix: str, others: Mapping[str, str]) -> Any:
+    """Return the functions that write and read files with this suffix. ``others`` has advice for other suffixes."""
     try:
         known = importlib.import_module("._formats", __package__).FORMATS
     except ImportError as error:
         raise of_kind("missing", "files are read and written by NumPy: pip install numpy") from error
     if suffix not in known:
         text = f"the path ends with {suffix!r:.80}" if suffix else f"the path {name!r:.80} has no suffix"
-        raise of_kind("argument", f"{text}: it must end with {', '.join(known)}")
+        advice = _FIRST if name in _core.FRAMEWORKS else others.get(suffix, f"it must end with {', '.join(known)}")
+        raise of_kind("argument", f"{text}: {advice}")
     return known[suffix]
 
 

@@ -187,7 +187,7 @@ def _described(feed: Feed) -> Any:
 
     dtype = jax.numpy.dtype(feed.dtype)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise of_kind("dtype", f"JAX has {feed.dtype} with jax_enable_x64 alone: enable it, or feed another dtype")
+        raise of_kind("dtype", f"JAX has {feed.dtype} only with jax_enable_x64: enable it, or feed another dtype")
     return jax.ShapeDtypeStruct(feed.shape, dtype)
 
 

@@ -294,6 +294,9 @@ class Client:
         """
         from .publications import Publication
 
+        if not isinstance(name, str):
+            text = f"a name must be a str, not {type(name).__name__}: the name comes first, publish(name, tree)"
+            raise of_kind("argument", text)
         return Publication(self._client, name, tree, slots)
 
     def subscribe(self, name: str, *, out: Any, dtype: CastTo | None = None) -> Subscription:

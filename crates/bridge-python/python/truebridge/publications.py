@@ -118,11 +118,15 @@ class Publication:
         """Allocate memory for the versions, and publish the first."""
         tensors, text = shareable(tree)
         # It ends with its connection.
-        self._client, self._tree, self._paths = client, tree, paths(text)
+        self._client, self._name, self._tree, self._paths = client, name, tree, paths(text)
         #: What tells the last tree from others, its text, and its tensors in the order of the first tree.
         self._seen: tuple[bytes | None, str | None, list[int]] = None, text, []
         self._publication: _core.Publication | None = _core.Publication(client, name, tensors, self._paths, slots)
         self._publication.update(tensors, text, 0.0)
+
+    def __repr__(self) -> str:
+        """Return the name, and whether the publication is over."""
+        return f"<Publication of {self._name!r:.80}{'' if self._publication else ', closed'}>"
 
     def update(self, tree: Any = None, *, timeout: float = 10.0) -> None:
         """Publish a version: copy the tensors as they are in their streams now, and announce them once that is done.

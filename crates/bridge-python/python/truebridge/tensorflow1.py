@@ -313,7 +313,7 @@ def _lengths(name: str, shape: Any) -> list[int | None] | None:
             shape = None if shape.rank is None else shape.as_list()
         lengths = None if shape is None else [None if n is None else operator.index(n) for n in shape]
         if not all(n is None or 0 <= n < 1 << 63 for n in lengths or []):
-            raise ValueError("a length has 63 bits")
+            raise ValueError("the lengths of a shape are below 2^63")
         return lengths
     except (TypeError, ValueError) as error:
         text = f"the shape of the input {name} is {shape!r:.80}: pass lengths, with None for those that vary"

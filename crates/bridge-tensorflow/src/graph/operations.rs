@@ -127,7 +127,7 @@ fn handle(call: &Call, number: c_int) -> Result<[i32; 2]> {
             None => tensor.whole(),
         }
     };
-    handle.ok_or_else(|| argument("a handle is what feed returns: two int32"))
+    handle.ok_or_else(|| argument("a handle is the two int32 that feed returned: pass those"))
 }
 
 /// Outputs the fed tensor.
