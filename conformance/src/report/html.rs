@@ -178,8 +178,9 @@ fn pairs(report: &Report) -> String {
     }
     let idle = idle(report, &names);
     names.retain(|name| !idle.iter().any(|(_, all)| all.contains(name)));
-    let heading =
-        |name: &&str| format!("<th scope=\"col\">{}<small>{}</small></th>", escaped(name), escaped(states(name)));
+    let heading = |name: &&str| {
+        format!("<th scope=\"col\"><div>{}<small>{}</small></div></th>", escaped(name), escaped(states(name)))
+    };
     let heading: String = names.iter().map(heading).collect();
     let row = |pair: &PairReport| {
         let cells: String = names.iter().map(|name| cell(pair, name)).collect();
@@ -198,7 +199,7 @@ fn pairs(report: &Report) -> String {
     };
     format!(
         "<section id=\"pairs\">\n<h2>Pairs</h2>\n<p class=\"soft\">✓ passed, ✗ failed, † the process died, ○ failed as \
-         expected, · does not apply.{native}</p>\n<div class=\"scroll full\"><table class=\"matrix\"><thead><tr><th></th>\
+         expected, · does not apply.{native}</p>\n<div class=\"scroll\"><table class=\"matrix\"><thead><tr><th></th>\
          {heading}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n{idle}</section>\n"
     )
 }
@@ -244,7 +245,7 @@ fn cell(pair: &PairReport, name: &str) -> String {
         format!("<small class=\"{class}\">{}</small>", native(counts))
     });
     let title = escaped(&format!("{word}, {cases} cases{reason}"));
-    format!("<td class=\"{class}\" title=\"{title}\">{mark}{native}</td>")
+    format!("<td class=\"{class}\" data-name=\"{}\" title=\"{title}\">{mark}{native}</td>", escaped(name))
 }
 
 fn coverage(report: &Report) -> String {
