@@ -1,4 +1,4 @@
-//! A test that certifies an adapter in processes of its own, so that a fault which ends a process ends in a report.
+//! A test that certifies an adapter in its own processes, so that a fault which ends a process ends in a report.
 
 use crate::protocol::{Message, Sender};
 use crate::watch::{Ending, Patience, Watch};
@@ -42,7 +42,7 @@ enum Task {
 }
 
 impl Config {
-    /// Certifies an adapter as [`Config::certify`] does, in a test, and each direction in a process of its own: a fault
+    /// Certifies an adapter as [`Config::certify`] does, in a test, and each direction in its own process: a fault
     /// that ends the process, or hangs for longer than [`patience`](Self::patience), is reported like any other ([`Verdict::Crashed`]), with the
     /// smallest case that does so, and the properties after it are judged in a new process.
     ///
@@ -192,7 +192,7 @@ impl Parent<'_> {
         if tree.current() == at.case && dies(&at.case) { shrink(tree, &mut dies) } else { at.case.clone() }
     }
 
-    /// Returns whether the case ends a process of its own.
+    /// Returns whether the case ends its own process.
     fn dies(&self, property: &str, case: &Case) -> bool {
         let (from, to) = (self.sides.from.name.clone(), self.sides.to.name.clone());
         let one = Regression { from, to, property: property.into(), case: case.clone() };

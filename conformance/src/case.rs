@@ -45,7 +45,7 @@ pub enum Calls {
     Prepared,
 }
 
-/// Equal pieces of one copy: each has a source and a target of its own.
+/// Equal pieces of one copy: each has a source and its own target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pieces {
     /// Each source.
@@ -58,7 +58,7 @@ pub struct Pieces {
     /// target, where both frameworks make such views.
     #[serde(default)]
     pub shared: bool,
-    /// The side that is in memory of the host, where its framework makes such tensors beside those of the device.
+    /// The side that is in memory of the host, where its framework makes such tensors next to those of the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_host: Option<End>,
 }
@@ -160,7 +160,7 @@ pub struct Side {
     pub profile: Profile,
     /// What it can do.
     pub can: Capabilities,
-    /// Number of streams beside the default one.
+    /// Number of streams besides the default one.
     pub streams: usize,
     /// Whether its adapter lets others [write](bridge_core::Adapter::overwritten) to its tensors.
     #[serde(default)]

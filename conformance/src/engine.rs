@@ -73,8 +73,8 @@ impl Config {
 
     /// Certifies one ordered pair, and reports its progress to `observer`.
     ///
-    /// Only [with a native method](Pair::with_native_method) can it be put beside the adapters ([`Config::native`]) and
-    /// beside ours ([`Route::Beside`]).
+    /// Only [with a native method](Pair::with_native_method) can it be put next to the adapters ([`Config::native`])
+    /// and beside ours ([`Route::Beside`]).
     pub fn certify_pair<F, T>(&self, pair: &Pair<'_, F, T>, observer: &mut dyn Observer) -> PairReport {
         let until = self.time_budget.map(|time| Instant::now() + time);
         Run { pair, sides: pair.sides(), config: self, until }.all(observer)

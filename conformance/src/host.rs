@@ -70,7 +70,7 @@ pub struct HostSubject<A, H> {
 bridge_core::debug_fields!(impl[A, H: std::fmt::Debug] HostSubject<A, H>: tensors);
 
 impl<A: Adapter, H: HostTensors<Tensor = A::Tensor>> HostSubject<A, H> {
-    /// Joins an adapter and what the suite needs beside it.
+    /// Joins an adapter and what the suite needs next to it.
     pub fn new(adapter: A, tensors: H) -> Self {
         Self { adapter, tensors, ordering: Arc::new(HostOnly) }
     }

@@ -1,12 +1,12 @@
 //! The conformance suite of truebridge.
 //!
 //! It judges whether two adapters exchange tensors correctly: the same bits, the same memory where the plan says so,
-//! ordered before and after the work of both sides, and released once. What the suite needs of a framework beside its
+//! ordered before and after the work of both sides, and released once. What the suite needs of a framework next to its
 //! adapter is a [`Subject`], so it certifies adapters outside this repository as well.
 //!
 //! # How to certify an adapter
 //!
-//! A [`Subject`] is your [`Adapter`](bridge_core::Adapter) and what the suite does with tensors of its own, through your
+//! A [`Subject`] is your [`Adapter`](bridge_core::Adapter) and what the suite does with its own tensors, through your
 //! framework's own interface. For host memory that is a type of yours with the five methods of [`HostTensors`], and
 //! [`HostSubject`] joins it with the adapter. For a device implement [`Subject`] for a type of yours that holds the
 //! adapter. Pass it to [`certify`] with a framework that is known to be right. Here both are simulated:
@@ -36,7 +36,7 @@
 //! assert!(quick.certify(&yours, &reference).iter().all(|report| report.passed()));
 //! ```
 //!
-//! In a test of your own call [`Config::certify_apart`]: it judges in other processes, so that an adapter which ends its
+//! In your own test call [`Config::certify_apart`]: it judges in other processes, so that an adapter which ends its
 //! process is reported, too.
 //!
 //! A failure is reported with the smallest case that still fails, as data. Keep it as a [`Regression`] in

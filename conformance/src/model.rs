@@ -227,7 +227,7 @@ pub fn cast(from: DType, to: DType, element: &[u8]) -> Vec<u8> {
 }
 
 /// Returns `count` elements of a floating dtype that casts treat differently: of every size that a narrower dtype has
-/// and beyond, on and beside the middle between two of its elements, subnormal, infinite, NaN and zero.
+/// and beyond, on and next to the middle between two of its elements, subnormal, infinite, NaN and zero.
 ///
 /// # Panics
 ///

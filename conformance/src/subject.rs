@@ -1,4 +1,4 @@
-//! What the suite needs of a framework, beside its adapter.
+//! What the suite needs of a framework, next to its adapter.
 
 use crate::{Raised, Usual};
 use bridge_core::{Adapter, DType, Device, Error, ErrorKind, HostOnly, Ordering, Pending, Result, Stream};
@@ -211,7 +211,7 @@ impl Threads {
     }
 }
 
-/// A framework under test: its adapter, and the few things that the suite does with tensors of its own.
+/// A framework under test: its adapter, and the few things that the suite does with its own tensors.
 ///
 /// Every method uses the framework's own public interface and never the adapter, so that the two are independent
 /// oracles. Methods that touch elements submit work to the framework's current stream and do not wait for it, unless
@@ -387,7 +387,7 @@ pub trait Subject: Adapter {
         None
     }
 
-    /// Returns the framework's streams beside its default one, made once. Empty where it or the device has no others.
+    /// Returns the framework's streams besides its default one, made once. Empty where it or the device has no others.
     fn streams(&self) -> Vec<Stream>;
 
     /// Runs `body` with `stream` as the framework's current stream.
@@ -418,7 +418,7 @@ pub trait Subject: Adapter {
     }
 
     /// Makes a stream, runs `body` with it as the framework's current stream, and drops it. The framework knows an
-    /// `external` stream by its handle alone, and the stream is destroyed at once; any other lives until its last
+    /// `external` stream only by its handle, and the stream is destroyed at once; any other lives until its last
     /// reference is dropped. Runs `body` in the current stream where the framework makes no streams.
     ///
     /// # Errors

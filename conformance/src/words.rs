@@ -27,7 +27,7 @@ pub fn counted(count: usize, thing: &str) -> String {
     counted_as(count, thing, &format!("{thing}s"))
 }
 
-/// Returns a number of things that have a plural of their own.
+/// Returns a number of things that have their own plural.
 pub fn counted_as(count: usize, one: &str, several: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { several })
 }

@@ -1,5 +1,5 @@
-//! A framework whose tensors are converted by tickets has every property of the framework itself, and flaws on the way are
-//! found. A thread serves it here: the runner judges processes.
+//! A framework whose tensors are converted by tickets has every property of the framework itself, and flaws on the way
+//! are found. A thread serves it here: the runner judges processes.
 
 use bridge_conformance::processes::{Around, Direction, FLAWS, Flaw, Remote, serve};
 use bridge_conformance::rust::NdArraySubject;

@@ -1,5 +1,5 @@
-//! TensorFlow's graphs, 1.15 and 2.x, with every adapter for Rust, in both directions: on the host and on the first CUDA device.
-//! There is no Python in the process.
+//! TensorFlow's graphs, 1.15 and 2.x, with every adapter for Rust, in both directions: on the host and on the first
+//! CUDA device. There is no Python in the process.
 //!
 //! `TRUEBRIDGE_CASES` sets the cases of a pair, `TRUEBRIDGE_SEED` the seed; `TRUEBRIDGE_TENSORFLOW1` and
 //! `TRUEBRIDGE_TENSORFLOW2` name the folders of the packages.

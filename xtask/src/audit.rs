@@ -21,8 +21,8 @@ struct Mutants {
     tests: &'static [&'static str],
 }
 
-/// What decides which memory is shared, where, until when and in which order. Changes of adapters for Python objects are not
-/// among these: the tests that would notice are Python's, over a bundle that takes minutes to build.
+/// What decides which memory is shared, where, until when and in which order. Changes of adapters for Python objects
+/// are not among these: the tests that would notice are Python's, over a bundle that takes minutes to build.
 const MUTANTS: [Mutants; 7] = [
     Mutants {
         step: "mutants of core",
@@ -182,8 +182,8 @@ fn nightly(folder: &str, arguments: &[&str]) -> Result<Command> {
     installed.then(command).ok_or_else(|| "no nightly toolchain is installed: rustup toolchain install nightly".into())
 }
 
-/// Returns a call of Miri. Addresses pass between frameworks as numbers, so provenance is permissive; memory is leaked on
-/// purpose where a driver fails. Core's tests with threads take too long in it.
+/// Returns a call of Miri. Addresses pass between frameworks as numbers, so provenance is permissive; memory is leaked
+/// on purpose where a driver fails. Core's tests with threads take too long in it.
 fn miri(arguments: &[&str]) -> Result<Command> {
     let command = nightly("miri", &[&["miri"], arguments].concat())?;
     if ask(&mut program("cargo", &["+nightly", "miri", "--version"])).is_none() {

@@ -1,5 +1,5 @@
-//! Names are the field's. Words of earlier drafts are in no identifier, file name or heading, and some phrases are in no
-//! text.
+//! Names are the field's. Words of earlier drafts are in no identifier, file name or heading, and some phrases are in
+//! no text.
 
 use std::collections::BTreeSet;
 use std::fs;

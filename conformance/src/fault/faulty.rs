@@ -92,7 +92,7 @@ impl<A: Subject> Faulty<A> {
         Ok(unsafe { consumer.views().used(device, exported.data(), stream, || None) } > 0)
     }
 
-    /// Exports where the current stream is known by its handle alone.
+    /// Exports where the current stream is known only by its handle.
     fn export_under_a_handle(&self, tensor: &A::Tensor) -> Result<Export> {
         let Some(current) = self.sound.consumer().current_stream(self.sound.device())? else {
             return self.sound.export(tensor);

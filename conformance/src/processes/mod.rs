@@ -7,7 +7,7 @@
 //!
 //! On the host, memory of a framework leaves its process by a copy: a tensor that goes there is copied into its ticket,
 //! as users share it. The other process makes its own tensors in shared memory, so those that come back do so in place.
-//! On a CUDA device frameworks make tensors in memory of their own, and all are converted in place.
+//! On a CUDA device frameworks make tensors in their own memory, and all are converted in place.
 
 mod flaw;
 mod piece;

@@ -145,7 +145,7 @@ impl<T> Service<'_, T> {
         // process, and copies are made where the tensor goes.
         let dtypes = can.dtypes.iter().copied().filter(|dtype| profile.dtypes.contains(dtype)).collect();
         let can = Capabilities { dtypes, defers: Vec::new(), gigabytes: false, copies: false, ..can };
-        // Nor are these questions that are converted: the other process answers for itself alone.
+        // Nor do these questions go there: the other process answers for itself.
         let can = Capabilities {
             parts: false,
             threads: false,

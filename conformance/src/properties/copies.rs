@@ -1,4 +1,4 @@
-//! Copies by the ordering's own kernels, beside those of the frameworks.
+//! Copies by the ordering's own kernels, next to those of the frameworks.
 
 use super::{Outcome, Pair, ensure, on, on_both, same_bytes};
 use crate::{Case, model};

@@ -51,7 +51,8 @@ pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     pair.is_back(before)
 }
 
-/// Bytes of the tensor whose memory is looked for again: few allocations beside those of the frameworks have this size.
+/// Bytes of the tensor whose memory is looked for again: few allocations next to those of the frameworks have this
+/// size.
 const SOUGHT: usize = 1000;
 
 /// Tensors that are made where the memory of a view must not be.
@@ -221,7 +222,7 @@ impl<F, T> Machine<'_, F, T> {
             return Ok(());
         };
         let options = Options::default();
-        // What a third framework takes is judged in pairs of its own.
+        // What a third framework takes is judged in its own pairs.
         let Ok((view, there)) = transfer(pair.to, third, tensor, pair.ordering(), &options) else { return Ok(()) };
         let Ok((tensor, back)) = transfer(third, pair.to, &view, pair.ordering(), &options) else { return Ok(()) };
         let (mut spec, mut buffer, mut protected) = (spec.clone(), *buffer, *protected);

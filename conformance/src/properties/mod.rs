@@ -108,7 +108,8 @@ pub struct Pair<'a, F, T> {
     pub(crate) native: Option<NativeMethod<'a, F, T>>,
     /// Another framework with the type of the target's tensors, through which tensors of the target go in a life.
     pub(crate) third: Option<&'a dyn Subject<Tensor = T>>,
-    /// Another framework with the type of the source's tensors, whose tensors are converted together with those of the source.
+    /// Another framework with the type of the source's tensors, whose tensors are converted together with those of the
+    /// source.
     pub(crate) also: Option<&'a dyn Subject<Tensor = F>>,
     /// Whether a package that is built of the same adapters takes tensors across, within the process.
     pub(crate) by_package: bool,
@@ -231,8 +232,8 @@ impl<'a, T> Pair<'a, T, T> {
         Self { native: Some(native), also: self.also.or(Some(to)), ..self }
     }
 
-    /// Adds a third framework, into which views of the target are imported, too. Its tensors are converted together with those of
-    /// the source, if it has streams.
+    /// Adds a third framework, into which views of the target are imported, too. Its tensors are converted together
+    /// with those of the source, if it has streams.
     #[must_use]
     pub fn with_third(self, third: Option<&'a dyn Subject<Tensor = T>>) -> Self {
         let also = third.filter(|third| !third.streams().is_empty()).or(self.also);

@@ -16,7 +16,7 @@ struct Asked {
 /// The result has the dimensions, the order and the device that were asked for, in place wherever that is possible, and
 /// is refused where the target cannot have it.
 pub(super) fn options<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
-    // Some orders are made by kernels alone.
+    // Some orders are made only by kernels.
     pair.kernels.set(true);
     let (tensor, bytes) = pair.create(case)?;
     let source = pair.from.observe(&tensor)?;

@@ -1,5 +1,5 @@
-//! The target's profile beside its framework's own import, because a profile that asks for too much turns every transfer
-//! into a copy, which all other properties accept.
+//! The target's profile next to its framework's own import, because a profile that asks for too much turns every
+//! transfer into a copy, which all other properties accept.
 
 use super::{Outcome, Pair, ensure};
 use crate::model::{self, Expected};

@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::path::Path;
 
-/// Fills the extension module, which is a package of its own.
+/// Fills the extension module, which is its own package.
 ///
 /// # Errors
 ///

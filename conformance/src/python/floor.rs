@@ -121,7 +121,7 @@ enum Export {
     /// The C struct of the array interface.
     NumPy,
     TensorFlow(TensorFlowExport),
-    /// The function of jaxlib, over an array of its own, and the stream that waits for the array.
+    /// The function of jaxlib, over its own array, and the stream that waits for the array.
     Jax {
         export: Py<PyAny>,
         stream: Option<u64>,
@@ -140,7 +140,7 @@ struct TensorFlowExport {
 /// A status of TensorFlow's that is used again and again.
 struct Status(*mut c_void);
 
-// SAFETY: the floor is called with the GIL alone, by one thread at a time.
+// SAFETY: the floor is called only with the GIL, by one thread at a time.
 unsafe impl Send for Status {}
 // SAFETY: as above.
 unsafe impl Sync for Status {}

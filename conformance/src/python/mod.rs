@@ -38,7 +38,7 @@ pub struct PySubject<'py> {
     adapter: HeldAdapter<'py>,
     /// A `Subject` of `truebridge_conformance.subjects`.
     harness: Bound<'py, PyAny>,
-    /// The class `Spec` beside it.
+    /// The class `Spec` next to it.
     spec: Bound<'py, PyAny>,
     device: Device,
     capabilities: Capabilities,
@@ -134,7 +134,7 @@ impl<'py> PySubject<'py> {
         let common = harness.py().import("truebridge_conformance.subjects.common")?;
         let (usual, raising): (Vec<Bound<'py, PyAny>>, Vec<_>) =
             (common.call_method1("usual", (&harness,))?.extract()?, harness.call_method0("raising")?.extract()?);
-        // Another way into a framework, beside its adapter, is by what the framework offers to all.
+        // Another way into a framework, next to its adapter, is by what the framework offers to all.
         let is_public = package::is_chosen() || Known::named(name).is_some_and(|known| known.on_request);
         let usual = users::of(usual, is_public)?;
         let can = capabilities(&harness.call_method0("capabilities")?)?;

@@ -1,4 +1,4 @@
-//! A library that is known by a protocol alone, as a source.
+//! A library that is known only by a protocol, as a source.
 
 use bridge_core::{
     Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Failed, Offer, Order, Profile, Result, Strides,

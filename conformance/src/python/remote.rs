@@ -1,4 +1,4 @@
-//! A framework of Python in a process of its own.
+//! A framework of Python in its own process.
 
 use super::PySubject;
 use crate::processes::{Around, Remote, serve};

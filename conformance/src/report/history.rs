@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::{fs, io};
 
-/// The file beside the reports.
+/// The file next to the reports.
 const FILE: &str = "history.json";
 
 /// The most runs that are kept.

@@ -25,7 +25,7 @@ pub struct Known {
 pub enum Library {
     /// One that has an adapter.
     Framework(Framework),
-    /// One that is known by a protocol alone. Its tensors are sources only.
+    /// One that is known only by a protocol. Its tensors are sources only.
     Peer(Peer),
 }
 

@@ -13,11 +13,11 @@ use std::{fs, io};
 /// The most steps: each starts a process and loads its frameworks.
 const STEPS: u32 = 100;
 
-/// What is said of a case in which a process died that does not die in it alone.
+/// What is said of a case in which a process died that does not die in it by itself.
 const ALONE: &str = "; alone in a process the case passes, so an earlier case may have freed memory that is still used: run \
                      the pair again with the same seed";
 
-/// Shrinks the case in which a worker died, by running smaller ones in processes of their own for as long as `left`.
+/// Shrinks the case in which a worker died, by running smaller ones in their own processes for as long as `left`.
 /// Returns the smallest that was found, and a note for the reason.
 pub fn shrink(
     job: &Job<'_>,
@@ -80,7 +80,7 @@ fn dies(job: &Job<'_>, at: &At, case: &Case, left: Duration) -> io::Result<Optio
     })
 }
 
-/// The outcome of one case in a process of its own.
+/// The outcome of one case in its own process.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Replay {
     /// It ran to its end: why it failed, if it did.
@@ -91,7 +91,7 @@ pub enum Replay {
     Died(Ending, String),
 }
 
-/// Runs the case in `file` in a process of its own.
+/// Runs the case in `file` in its own process.
 ///
 /// # Errors
 ///

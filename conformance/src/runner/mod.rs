@@ -1,4 +1,4 @@
-//! The runner of the suite: every pair in a process of its own, then the reports.
+//! The runner of the suite: every pair in its own process, then the reports.
 //!
 //! It starts workers, which are this same program with `--worker`, and reads their messages. It loads no framework, so
 //! that it survives when one aborts its process.
@@ -320,7 +320,7 @@ fn keep(judged: &mut PairReport, kept: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs the one case of a file in a process of its own.
+/// Runs the one case of a file in its own process.
 fn replay(options: &Options, around: &Surroundings, file: &Path) -> Result<i32, String> {
     let one = Regression::read(file).map_err(|error| format!("the case cannot be read: {error}"))?;
     let job = Job {

@@ -25,9 +25,9 @@ pub struct Options {
     /// such as torch+async.
     #[arg(long)]
     pub variants: bool,
-    /// Run every pair with one of its frameworks in another process, in both directions, instead of both in one. With --pairs
-    /// these alone: numpy:torch runs as numpy:torch+remote and numpy+remote:torch. Named like this, each can also run
-    /// alone, without this option.
+    /// Run every pair with one of its frameworks in another process, in both directions, instead of both in one. With
+    /// --pairs these alone: numpy:torch runs as numpy:torch+remote and numpy+remote:torch. Named like this, each can
+    /// also run alone, without this option.
     #[arg(long)]
     pub across_processes: bool,
     /// Cases of each pair (default: 10000). Each property has a fixed share of them, and pairs with a framework that
@@ -37,7 +37,7 @@ pub struct Options {
     /// Seed of all cases (default: a new one for each run; it is printed).
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Pairs that run at once: each is a process of its own, and all share the device.
+    /// Pairs that run at once: each is its own process, and all share the device.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub jobs: u16,
     /// Run workers under this tool of NVIDIA's compute-sanitizer, with fewer cases (default: 100), and without the

@@ -1,4 +1,4 @@
-//! The libraries that are known by a protocol alone, DLPack or an array interface: their tensors are sources.
+//! The libraries that are known only by a protocol, DLPack or an array interface: their tensors are sources.
 
 use bridge_core::DeviceKind;
 

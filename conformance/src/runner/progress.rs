@@ -47,7 +47,7 @@ impl Progress {
         Self { bar, display, pair, failed: Cell::default(), started: Instant::now() }
     }
 
-    /// Says how many cases a worker has to run, beside those that have run.
+    /// Says how many cases a worker has to run, next to those that have run.
     pub fn ahead(&self, cases: u32) {
         self.bar.set_length(self.bar.position() + u64::from(cases));
     }

@@ -56,8 +56,8 @@ variants! {
     Torch, "package", SHARED: "CONFORMANCE_PACKAGE" = "1";
 }
 
-/// What every run has beside the plain adapters, each beside one of them: the way into PyTorch of versions before 2.10,
-/// JAX without elements of 64 bits, as it is by default, and PyTorch by the calls of the Python package.
+/// What every run has next to the plain adapters, each beside one of them: the way into PyTorch of versions before
+/// 2.10, JAX without elements of 64 bits, as it is by default, and PyTorch by the calls of the Python package.
 pub const EXTRA: [&str; 3] = ["torch-capsules", "jax+x32", "torch+package"];
 
 /// Returns the plain adapter that [`EXTRA`] run beside.

@@ -33,7 +33,7 @@ fn driver(error: cudarc::driver::DriverError) -> Error {
 }
 
 impl CandleCudaSubject {
-    /// Makes the subject for a device, with a stream of its own.
+    /// Makes the subject for a device, with its own stream.
     ///
     /// # Errors
     ///

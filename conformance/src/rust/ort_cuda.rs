@@ -64,7 +64,7 @@ fn session(ordinal: usize, stream: &CudaStream) -> ort::Result<Session> {
 }
 
 impl OrtCudaSubject {
-    /// Makes the subject for a device, with a compute stream of its own.
+    /// Makes the subject for a device, with its own compute stream.
     ///
     /// # Errors
     ///

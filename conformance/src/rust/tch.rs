@@ -43,7 +43,7 @@ const KINDS: &[(DType, Kind, Kind)] = &[
 /// Bytes of the tensor that [`Subject::delay`] copies, and how often it does.
 const BALLAST: (i64, u32) = (256 << 20, 40);
 
-/// How many streams the suite has beside the default one.
+/// How many streams the suite has besides the default one.
 const STREAMS: usize = 2;
 
 fn raised(error: TchError) -> Error {

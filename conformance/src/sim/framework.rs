@@ -22,7 +22,7 @@ pub enum Habits {
     Common,
     /// Takes compact tensors at aligned addresses only.
     Strict,
-    /// Is as strict, has a single stream of its own, and writes to no tensor, like TensorFlow.
+    /// Is as strict, has its own single stream, and writes to no tensor, like TensorFlow.
     Immutable,
 }
 
@@ -144,8 +144,8 @@ pub struct SimFramework {
 bridge_core::debug_fields!(impl[] SimFramework: name);
 
 impl SimFramework {
-    /// A framework with these habits. Beside the default stream, which all frameworks share, it has two streams that do
-    /// not wait for that one, one that does, and that of the thread; or a single stream for all its work.
+    /// A framework with these habits. Next to the default stream, which all frameworks share, it has two streams that
+    /// do not wait for that one, one that does, and that of the thread; or a single stream for all its work.
     pub fn new(device: &SimDevice, habits: Habits) -> Self {
         let (current, streams) = match habits {
             Habits::Immutable => (device.stream(), Vec::new()),

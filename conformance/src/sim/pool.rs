@@ -54,7 +54,7 @@ pub(super) struct Block {
     pub(super) address: usize,
     len: usize,
     stream: Stream,
-    /// The streams on which it was used, beside the one on which it was allocated, and what keeps them.
+    /// The streams on which it was used, next to the one on which it was allocated, and what keeps them.
     used: Mutex<Vec<(Stream, Option<Keep>)>>,
 }
 

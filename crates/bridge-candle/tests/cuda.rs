@@ -21,7 +21,7 @@ const GPU: Device = Device::cuda(0);
 const ELEMENTS: usize = 1 << 20;
 const ROUNDS: u8 = 20;
 
-/// candle and `cudarc`, each in a stream of its own.
+/// candle and `cudarc`, each in its own stream.
 struct Sides {
     place: Place,
     candle: Candle,

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Lays the files out under a fresh prefix, beside a link to the library of this build. Returns the prefix and the
+/// Lays the files out under a fresh prefix, next to a link to the library of this build. Returns the prefix and the
 /// example.
 fn installed(name: &str) -> (PathBuf, PathBuf) {
     let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);

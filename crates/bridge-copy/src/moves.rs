@@ -7,9 +7,9 @@
 //! Many small pieces move together, one after another in blocks: the threads of the host copy each piece into staging
 //! or out of it, and the device copies all pieces of a block in one launch.
 //!
-//! The driver takes handles of streams unchecked. Functions of this crate that take a stream are for the crate alone, and
-//! each stream is alive: it is that of an unsafe method of `Copies` or `Planned`, whose caller has promised it; or one of
-//! the package ([`Link::new_stream`]) or a default stream, which live as long as the process.
+//! The driver takes handles of streams unchecked. Functions of this crate that take a stream are only for the crate,
+//! and each stream is alive: it is that of an unsafe method of `Copies` or `Planned`, whose caller has promised it; or
+//! one of the package ([`Link::new_stream`]) or a default stream, which live as long as the process.
 
 mod across;
 mod cut;

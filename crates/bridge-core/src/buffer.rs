@@ -201,7 +201,7 @@ struct Facts {
     layout: Layout,
 }
 
-/// A buffer with the facts beside it, so that both take one allocation and move as one pointer.
+/// A buffer with the facts next to it, so that both take one allocation and move as one pointer.
 trait Tensor: DeviceBuffer {
     fn facts(&self) -> &Facts;
     fn facts_mut(&mut self) -> &mut Facts;
@@ -222,7 +222,7 @@ impl<B: DeviceBuffer> Tensor for Whole<B> {
 }
 
 // SAFETY: every method is that of the buffer inside, whose implementer has made the promises, but for the access, which is
-// that of the buffer, or what a copy or the caller's promise makes of it. The facts beside it are plain values.
+// that of the buffer, or what a copy or the caller's promise makes of it. The facts next to it are plain values.
 unsafe impl<B: DeviceBuffer> DeviceBuffer for Whole<B> {
     fn address(&self) -> usize {
         self.buffer.address()

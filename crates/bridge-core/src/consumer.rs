@@ -11,7 +11,7 @@ use crate::{Device, Keep, Result, Stream, Views};
 /// until the operation of core that asked for it has ended; the framework uses views in no other stream than [`current_stream`](Self::current_stream) names and
 /// those that are recorded in [`views`](Self::views), or [`uses_other_streams`](Self::uses_other_streams) says so; a
 /// stream that [`keep`](Self::keep) has been asked for lives as long as its value, or as the process; and
-/// [`exports_in_current_stream`](Self::exports_in_current_stream) is not true of a tensor with a stream of its own.
+/// [`exports_in_current_stream`](Self::exports_in_current_stream) is not true of a tensor with its own stream.
 pub unsafe trait Consumer: Send + Sync {
     /// Returns the stream into which the framework would put work for `device` now, on this thread. `None` for memory
     /// that the framework reads on the host, and while the interpreter shuts down, when the stream is unknown.
@@ -32,13 +32,13 @@ pub unsafe trait Consumer: Send + Sync {
 
     /// Returns whether every tensor of the framework is exported in the stream that is current for its device then. Then
     /// copies that are made again and again ([`Prepared`](crate::Prepared)) ask for that stream instead of an export. The
-    /// default is `false`: a tensor may have a stream of its own.
+    /// default is `false`: a tensor may have its own stream.
     fn exports_in_current_stream(&self) -> bool {
         false
     }
 
     /// Returns whether views may be used in streams that neither [`current_stream`](Self::current_stream) nor a record in
-    /// [`views`](Self::views) names, as by a library that is known by a protocol alone. The memory of a view then also
+    /// [`views`](Self::views) names, as by a library that is known only by a protocol. The memory of a view then also
     /// waits for all work that the device has when the view is dropped.
     fn uses_other_streams(&self) -> bool {
         false

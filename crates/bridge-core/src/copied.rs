@@ -139,7 +139,7 @@ impl<F, T> Conversion<'_, F, T> {
         side: &dyn Adapter<Tensor = X>,
         exported: Export,
     ) -> Result<Rung<(X, Export, Streams)>> {
-        // Before anything is allocated: a consumer may have memory for one copy alone.
+        // Before anything is allocated: a consumer may have memory only for one copy.
         if self.ordering.copies().is_none() || pending(&exported).is_none() {
             return Ok(Err(exported));
         }

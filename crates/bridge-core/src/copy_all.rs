@@ -99,8 +99,8 @@ type Place = (Device, Option<Stream>, Vec<usize>);
 /// Moves from one memory to another and between the same streams, by the index of their jobs.
 type Moves = (Route, Vec<usize>);
 
-/// Divides copies that are made within one memory by that and by their streams, and moves by their route. Those for which
-/// the host waits are last.
+/// Divides copies that are made within one memory by that and by their streams, and moves by their route. Those for
+/// which the host waits are last.
 pub(crate) fn grouped(jobs: &[Job], repeats: &[bool]) -> (Vec<Place>, Vec<Moves>) {
     let mut groups: Vec<Place> = Vec::new();
     let mut moves: Vec<Moves> = Vec::new();
@@ -245,8 +245,9 @@ fn copy_together(
         ordered[*index] =
             order_after(ordering, source, stream, Some(batch)).map_err(|error| Failed { index: *index, error })?;
     }
-    // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Export::new`
-    // has checked that the views stay inside, and `repeated` that no target shares bytes with another side.
+    // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams;
+    // `Export::new` has checked that the views stay inside, and `repeated` that no target shares bytes with another
+    // side.
     // `order_after` has ordered the stream after the owners of the sources; the leases below make them wait for it.
     let copied = unsafe { launch.of(group, ordering) };
     // A lease orders the return of what it held. It is made also where a copy has failed: others may be launched.

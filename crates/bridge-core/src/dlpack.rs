@@ -312,8 +312,8 @@ pub unsafe fn describes(tensor: &ffi::DLTensor, exported: &Export) -> bool {
         && (DType::from(tensor.dtype), Device::from(tensor.device)) == (exported.dtype(), exported.device())
 }
 
-/// Exports a tensor that its producer describes without giving up ownership, as `dltensor_from_py_object_no_sync` of the
-/// exchange API does. `origin` is as for [`export`], and also returns the value that keeps the memory.
+/// Exports a tensor that its producer describes without giving up ownership, as `dltensor_from_py_object_no_sync` of
+/// the exchange API does. `origin` is as for [`export`], and also returns the value that keeps the memory.
 /// [`Origin::release`] is not called: that value knows itself how to be dropped.
 ///
 /// # Errors
@@ -446,8 +446,8 @@ pub unsafe fn wrap_as<M: ManagedTensorBase>(lease: Lease, release: fn(Lease)) ->
     (unsafe { managed(prepared, dtype, device, data, flags, Arc::clone(&lease)) }, Handover(lease))
 }
 
-/// Describes memory that is known by other means as a managed tensor, so that [`export`] checks it as one. `data` is the
-/// address of the first element.
+/// Describes memory that is known by other means as a managed tensor, so that [`export`] checks it as one. `data` is
+/// the address of the first element.
 ///
 /// # Safety
 ///

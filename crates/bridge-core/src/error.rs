@@ -42,7 +42,7 @@ pub enum ErrorKind {
     OutOfMemory,
     /// The CUDA driver reported an error.
     Driver,
-    /// A framework raised an error of its own.
+    /// A framework raised its own error.
     Framework,
     /// Another process may not have what it asks for: it is of another user, or its ticket is not the right one.
     Denied,

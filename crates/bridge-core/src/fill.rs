@@ -67,9 +67,9 @@ pub(crate) fn fill(
     let ((from, start), (to, first)) = (side(&source), side(target));
     let from = Strided { device: from, data: start, layout: source.layout() };
     let to = Strided { device: to, data: first, layout: target.layout() };
-    // SAFETY: both buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Export::new`
-    // has checked that the views stay inside. `order_after` has ordered the stream, which is the one that the target's
-    // memory is ready in; the lease below makes the owner of the source wait for it.
+    // SAFETY: both buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams;
+    // `Export::new` has checked that the views stay inside. `order_after` has ordered the stream, which is the one that
+    // the target's memory is ready in; the lease below makes the owner of the source wait for it.
     let copied = unsafe { copies.copy(from, to, flips, stream) };
     if copied.as_ref().is_err_and(|error| error.kind() == ErrorKind::CopyNeeded) {
         return Ok(Err(source));

@@ -12,7 +12,8 @@ use std::sync::Arc;
 const FAILED: [ErrorKind; 3] = [ErrorKind::Framework, ErrorKind::Driver, ErrorKind::OutOfMemory];
 
 impl<F, T> Conversion<'_, F, T> {
-    /// Returns fresh memory of `side` on `device` for the elements of `exported`, and its export; `None` where it has none.
+    /// Returns fresh memory of `side` on `device` for the elements of `exported`, and its export; `None` where it has
+    /// none.
     pub(crate) fn fresh_of<X>(
         &self,
         side: &dyn Adapter<Tensor = X>,

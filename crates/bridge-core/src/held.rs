@@ -232,9 +232,9 @@ impl Held {
         }
         let jobs = || copies.iter().map(|copy| &self.jobs[*copy]);
         // SAFETY: the exports are alive, and by the contract of `DeviceBuffer` so are their bytes; the current streams are
-        // those of their frameworks, which keep them during the call. `Export::new` has checked that the views stay inside,
-        // and `repeated` that no target shares bytes with another side. The stream waits for the owners of the sources,
-        // and below they wait for it.
+        // those of their frameworks, which keep them during the call. `Export::new` has checked that the views stay
+        // inside, and `repeated` that no target shares bytes with another side. The stream waits for the owners of the
+        // sources, and below they wait for it.
         let launched = unsafe { Launch { device: *device, stream, plan: plan.as_deref() }.of(jobs, &self.ordering) };
         // Also where a copy has failed: others may be launched.
         owners.push((target, stream));

@@ -65,8 +65,8 @@ pub(crate) fn copy_by_loop(source: &Export, target: &Export, flips: u128) {
     let (read, written) =
         reversed.as_ref().map_or((source.layout(), target.layout()), |(read, written)| (read, written));
     // SAFETY: by the contract of `DeviceBuffer` the bytes of both views are mapped and, as host memory that the caller
-    // has waited for, ready; `Export::new` has checked that the layouts stay inside them. The caller says that the target
-    // is writable and apart from the source.
+    // has waited for, ready; `Export::new` has checked that the layouts stay inside them. The caller says that the
+    // target is writable and apart from the source.
     unsafe { walk((from, read), (to, written), flips) };
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn copy_by_loop(source: &Export, target: &Export, flips: u128) {
 ///
 /// # Safety
 ///
-/// Each address is that of the first element of a view with the layout beside it: the first readable, the second
+/// Each address is that of the first element of a view with the layout next to it: the first readable, the second
 /// writable, and the two share no bytes. The layouts have the same shape and itemsize.
 unsafe fn walk(from: (*const u8, &Layout), to: (*mut u8, &Layout), flips: u128) {
     let (shape, itemsize) = (from.1.shape(), from.1.itemsize());

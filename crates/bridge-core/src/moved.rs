@@ -185,8 +185,8 @@ impl Route {
             pieces.push(Piece { from, to, flips: *flips, cast: *cast });
         }
         // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams;
-        // `Export::new` has checked that the views stay inside. The stream is the one that the elements are ready in, or
-        // the one that the targets' memory is ready in; between devices `begin` has ordered it after the other one.
+        // `Export::new` has checked that the views stay inside. The stream is the one that the elements are ready in,
+        // or the one that the targets' memory is ready in; between devices `begin` has ordered it after the other one.
         // Those that move several tensors have checked that no target shares bytes with another side.
         let copied = unsafe { self.copy(&pieces, &**ordering) };
         let arrived = self.end(&**ordering);

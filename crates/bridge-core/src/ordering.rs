@@ -36,7 +36,7 @@ pub unsafe trait Ordering: Send + Sync {
     unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()>;
 
     /// As [`order`](Self::order), for streams of two devices. The default streams have one handle on all devices: each
-    /// belongs to the device beside it.
+    /// belongs to the device next to it.
     ///
     /// # Errors
     ///
@@ -104,7 +104,8 @@ pub unsafe trait Ordering: Send + Sync {
         flush();
     }
 
-    /// As [`release_later`](Self::release_later), for several buffers at the cost of one. The default calls `release_later` for each.
+    /// As [`release_later`](Self::release_later), for several buffers at the cost of one. The default calls
+    /// `release_later` for each.
     ///
     /// # Safety
     ///
@@ -114,7 +115,8 @@ pub unsafe trait Ordering: Send + Sync {
         buffers.into_iter().for_each(|buffer| unsafe { self.release_later(device, stream, buffer) });
     }
 
-    /// As [`release_later`](Self::release_later), once all work has run that any stream of the device has now. The default never drops
+    /// As [`release_later`](Self::release_later), once all work has run that any stream of the device has now. The
+    /// default never drops
     /// `buffer`, and counts the leak.
     ///
     /// # Safety

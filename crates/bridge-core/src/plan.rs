@@ -174,8 +174,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Decides how `exported` is converted to the framework with this profile. If `options` name a permutation, the caller has
-/// applied it already: see [`Export::permuted`].
+/// Decides how `exported` is converted to the framework with this profile. If `options` name a permutation, the caller
+/// has applied it already: see [`Export::permuted`].
 ///
 /// # Errors
 ///

@@ -92,7 +92,7 @@ mod tests {
         protected.enter(&(0x1000..0x1000));
         assert!(!protected.contains(0x1000));
         protected.leave(&(0x1000..0x1000));
-        // The same range twice, a part of it, one that overlaps it, and one beside it.
+        // The same range twice, a part of it, one that overlaps it, and one next to it.
         let ranges = [0x1000..0x2000, 0x1000..0x2000, 0x1400..0x1800, 0x1800..0x2800, 0x3000..0x4000];
         let orders = [[0, 1, 2, 3, 4], [1, 0, 4, 3, 2], [4, 3, 2, 1, 0], [2, 0, 3, 1, 4]];
         for order in orders {

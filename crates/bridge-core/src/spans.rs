@@ -75,8 +75,8 @@ impl<P: Copy + Ord, T> Spans<P, T> {
         removed
     }
 
-    /// Calls `visit` with every range that contains the address, and its value. The order depends on the ranges alone that
-    /// are there.
+    /// Calls `visit` with every range that contains the address, and its value. The order depends only on the ranges
+    /// that are there.
     pub fn containing(&mut self, place: P, address: usize, mut visit: impl FnMut(Range<usize>, &mut T)) {
         let covers = |(at, start, end): &Key<P>| *at == place && (*start..*end).contains(&address);
         let few = self.few.iter_mut().filter(|(key, _)| covers(key));

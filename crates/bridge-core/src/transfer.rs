@@ -68,7 +68,7 @@ pub fn transfer<F, T>(
 /// once, then copies and imports them. Views that are dropped together also return their memory together.
 ///
 /// The tensors may come from several frameworks, each with its adapter. The results are in the order of the tensors.
-/// A copy that the producer makes is new work in its stream, and takes an ordering of its own.
+/// A copy that the producer makes is new work in its stream, and takes its own ordering.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Counts under many threads, in a process of their own, because the counts are those of the process.
+//! Counts under many threads, in their own process, because the counts are those of the process.
 
 #[allow(dead_code)]
 #[path = "contract/common.rs"]

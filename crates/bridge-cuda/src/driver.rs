@@ -7,11 +7,13 @@
 //!
 //! - an unsafe public function ([`Ordering`](bridge_core::Ordering), [`Link`](crate::Link), [`Sharing`](crate::Sharing),
 //!   [`Words`](crate::Words), `Kernels::launch`, `has_stream`, `unordered`, `works_after_legacy`), whose caller has promised
-//!   that the stream is alive. What is kept for later (`later`, and memory that waits for the end of a capture) is so with
-//!   the attempt or the buffer, as long as which the caller of `Ordering::defer` or `release_after_all_work` has promised it;
+//!   that the stream is alive. What is kept for later (`after_capture`, and memory that waits for the end of a capture) is so with
+//!   the attempt or the buffer, as long as which the caller of `Ordering::defer` or `release_after_all_work` has
+//!   promised it;
 //! - [`Driver::create_stream`], whose streams are never destroyed, and the default streams.
 //!
-//! `releases.rs` compares streams, and passes none to the driver. Events are owned by what holds them, and destroyed there.
+//! `releases.rs` compares streams, and passes none to the driver. Events are owned by what holds them, and destroyed
+//! there.
 
 use bridge_core::{Error, ErrorKind, Stream};
 use std::ffi::{CStr, c_void};

@@ -251,13 +251,14 @@ pub fn can_record_devices() -> bool {
     cuda().is_ok_and(|cuda| cuda.devices().driver().can_record_contexts())
 }
 
-/// Returns the number of buffers that [`Ordering::release_later`] has neither dropped nor leaked yet, and of those that wait
-/// for the end of a capture.
+/// Returns the number of buffers that [`Ordering::release_later`] has neither dropped nor leaked yet, and of those that
+/// wait for the end of a capture.
 pub fn pending_releases() -> usize {
     used().map_or(0, |cuda| cuda.releases().pending() + cuda.after_capture().deferred())
 }
 
-/// Returns the number of buffers that [`Ordering::release_later`] will never drop, because the driver could not tell when.
+/// Returns the number of buffers that [`Ordering::release_later`] will never drop, because the driver could not tell
+/// when.
 pub fn leaked() -> usize {
     used().map_or(0, |cuda| cuda.releases().leaked())
 }

@@ -133,7 +133,7 @@ impl Cuda {
             .map_err(|function| missing(format!("{name} has no {function}: install a newer NVIDIA driver")))?;
         let (pools, sharing) = (Pools::find(&library).ok(), SharingFunctions::find(&library).ok());
         let (contexts, words) = (Contexts::find(&library).ok(), WordsFunctions::find(&library).ok());
-        // The driver is never unloaded: frameworks use it, too, and it may have threads of its own.
+        // The driver is never unloaded: frameworks use it, too, and it may have its own threads.
         std::mem::forget(library);
         let cuda = Self(functions, pools, sharing, contexts, words);
         match cuda.initialise() {

@@ -213,8 +213,8 @@ impl<D: Driver> Devices<D> {
         outcome.map_err(|failure| error(self.driver(), failure))
     }
 
-    /// Calls the driver so that a capture that is under direction is unaffected: in other modes these calls invalidate it
-    /// (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
+    /// Calls the driver so that a capture that is under direction is unaffected: in other modes these calls invalidate
+    /// it (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
     pub(crate) fn relaxed<T>(&self, call: impl FnOnce() -> Outcome<T>) -> Result<T> {
         let before = self.checked(self.driver().exchange_capture_mode(RELAXED))?;
         let outcome = call();

@@ -40,9 +40,9 @@ struct Counts {
     leaked: AtomicUsize,
 }
 
-/// The buffers of one stream, or of all streams of a device (`None`), whose events have not fired, as far as is known. Events fire in the order of their stream,
-/// so the first is polled alone. (A stream with the handle of one that was destroyed is queued after it: later than
-/// necessary, never too early.)
+/// The buffers of one stream, or of all streams of a device (`None`), whose events have not fired, as far as is known.
+/// Events fire in the order of their stream, so the first is polled alone. (A stream with the handle of one that was
+/// destroyed is queued after it: later than necessary, never too early.)
 struct Queued {
     device: Device,
     stream: Option<Stream>,
@@ -64,7 +64,8 @@ struct State {
 }
 
 impl State {
-    /// Polls the first event of each queue, and the next while they are done. Removes up to `most` that are not pending.
+    /// Polls the first event of each queue, and the next while they are done. Removes up to `most` that are not
+    /// pending.
     fn finished<D: Driver>(&mut self, devices: &Devices<D>, most: usize) -> Vec<PendingRelease> {
         let mut finished = Vec::new();
         self.queues.retain_mut(|queue| {
@@ -97,8 +98,8 @@ impl State {
     }
 }
 
-/// Holds buffers whose release is pending until their events have fired. Some calls of `release_later` drop buffers that are
-/// due; a background thread, started when it is first needed, drops the rest.
+/// Holds buffers whose release is pending until their events have fired. Some calls of `release_later` drop buffers
+/// that are due; a background thread, started when it is first needed, drops the rest.
 ///
 /// The queues of all streams are polled in turn, so that no finished buffer waits for an unfinished one of another
 /// stream.

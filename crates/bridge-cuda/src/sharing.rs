@@ -107,7 +107,7 @@ pub trait Sharing: Send + Sync {
     /// pool that was not made to be shared.
     fn outlet(&self, device: Device, bytes: &Range<usize>) -> Result<Option<Outlet>>;
 
-    /// Maps memory of another process. A process cannot open a handle of its own, and opens memory by a handle or of a
+    /// Maps memory of another process. A process cannot open its own handle, and opens memory by a handle or of a
     /// pool once at a time: the driver refuses the second opening, or does not count it.
     ///
     /// # Errors

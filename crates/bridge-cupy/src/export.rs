@@ -18,8 +18,8 @@ pub(crate) fn export(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Export> 
     let attributes = Attributes::of(runtime, array).map_err(|error| raised(py, error))?;
     let (dtype, layout) = attributes.layout(runtime)?;
     let Attributes { address, device, memory, .. } = attributes;
-    // The byte extent, because `mem.size` is wrong for memory imported by DLPack, where CuPy adds up the lengths of the shape,
-    // and for the reversed views of an array interface. Reading it costs two attributes of about ten.
+    // The byte extent, because `mem.size` is wrong for memory imported by DLPack, where CuPy adds up the lengths of the
+    // shape, and for the reversed views of an array interface. Reading it costs two attributes of about ten.
     let bytes = layout.extent_at(address, None)?;
     let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
     let stream = if is_planted("cupy_stream_mistaken") { Stream::LEGACY } else { stream };

@@ -1,4 +1,4 @@
-//! The side of a loan that takes: consumers that are known by a protocol alone.
+//! The side of a loan that takes: consumers that are known only by a protocol.
 
 use crate::driver;
 use crate::origin::READER;
@@ -32,7 +32,7 @@ impl Named {
     }
 }
 
-/// Consumers that are known by a protocol alone, and borrow a tensor of a framework.
+/// Consumers that are known only by a protocol, and borrow a tensor of a framework.
 pub(crate) struct Borrower {
     pub(crate) framework: Arc<dyn Consumer>,
     pub(crate) named: Option<Named>,

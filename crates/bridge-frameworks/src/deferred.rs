@@ -24,7 +24,7 @@ impl Drop for DeferredRelease {
 /// Returns the same tensor, whose memory is returned to its producer after the work in its stream. Memory without a
 /// stream is returned at once.
 ///
-/// A kernel may still run when its borrow ends, and a producer that is known by a protocol alone may reuse the memory
+/// A kernel may still run when its borrow ends, and a producer that is known only by a protocol may reuse the memory
 /// in any stream.
 ///
 /// # Errors

@@ -22,8 +22,8 @@ mod found {
         bridge_cuda::ordering()
     }
 
-    /// Refuses to export memory of a device in a stream of another one, and in no stream where the driver cannot tell when
-    /// the device has done its work.
+    /// Refuses to export memory of a device in a stream of another one, and in no stream where the driver cannot tell
+    /// when the device has done its work.
     ///
     /// # Errors
     ///

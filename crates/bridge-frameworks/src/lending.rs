@@ -1,4 +1,4 @@
-//! The adapter that lends tensors to consumers that are known by a protocol alone.
+//! The adapter that lends tensors to consumers that are known only by a protocol.
 
 use crate::borrower::{Borrower, Named};
 use crate::loan::{Loan, Terms};

@@ -40,8 +40,8 @@ pub fn adapter_of<'py>(object: &PyTensor<'py>) -> Result<Option<AnyAdapter<'py>>
     }
 }
 
-/// Returns the adapter that exports an object: that of [`adapter_of`], and [`Protocol`] for a scalar of NumPy, whose value
-/// a caller wants who passes it by itself.
+/// Returns the adapter that exports an object: that of [`adapter_of`], and [`Protocol`] for a scalar of NumPy, whose
+/// value a caller wants who passes it by itself.
 ///
 /// # Errors
 ///

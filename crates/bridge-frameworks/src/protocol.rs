@@ -62,8 +62,8 @@ fn has_streams(kind: DeviceKind) -> bool {
     [DeviceKind::CUDA, DeviceKind::CUDA_MANAGED].contains(&kind)
 }
 
-/// Returns the CUDA device of a producer and the stream that its work is in, where the exchange table of its type or its
-/// library says so. `__dlpack__` may take no notice of the stream that it is called with, as that of tvm-ffi.
+/// Returns the CUDA device of a producer and the stream that its work is in, where the exchange table of its type or
+/// its library says so. `__dlpack__` may take no notice of the stream that it is called with, as that of tvm-ffi.
 ///
 /// # Errors
 ///
@@ -88,7 +88,7 @@ fn work_stream(producer: &PyTensor<'_>) -> PyResult<Option<(Device, Stream)>> {
     Ok(Some((device, unsafe { Stream::from_handle(stream as u64) })))
 }
 
-/// Returns the handle of the stream that a library says is current on a CUDA device, in a function of its own.
+/// Returns the handle of the stream that a library says is current on a CUDA device, in its own function.
 fn stream_of_library(producer: &PyTensor<'_>, index: i32) -> PyResult<Option<u64>> {
     let py = producer.py();
     if !is_of(producer, "tvm_ffi") {
@@ -196,8 +196,9 @@ fn not_exported(py: Python<'_>, error: PyErr) -> Error {
     Error::new(ErrorKind::Dtype, text).caused_by(error)
 }
 
-/// A look at a object known by a protocol on this thread. A producer may convert meanwhile, in the worst case itself. The depth is
-/// bounded, because each level takes some kilobytes of the C stack, which Python's recursion limit does not count.
+/// A look at a object known by a protocol on this thread. A producer may convert meanwhile, in the worst case itself.
+/// The depth is bounded, because each level takes some kilobytes of the C stack, which Python's recursion limit does
+/// not count.
 struct Nested;
 
 impl Nested {
@@ -331,8 +332,8 @@ fn export(object: &PyTensor<'_>) -> Result<Export> {
     Ok(if is_constant { unsafe { exported.restricted(Access::Immutable) } } else { exported })
 }
 
-// SAFETY: the loan keeps the lease, and the library that takes it uses the memory in the stream that the consumer names,
-// or on the whole device, which releases wait for.
+// SAFETY: the loan keeps the lease, and the library that takes it uses the memory in the stream that the consumer
+// names, or on the whole device, which releases wait for.
 unsafe impl<'py> Adapter for Protocol<'py> {
     type Tensor = PyTensor<'py>;
 

@@ -47,15 +47,15 @@ pub(crate) unsafe fn allocations(specs: &[Spec], outlives: bool) -> Result<Vec<A
 /// The memory of [`empty`] and [`allocate`], by its first address.
 static GIVEN: Own<BTreeMap<usize, Weak<Arena>>> = Own::new();
 
-/// Makes tensors in memory that a store takes over in place ([`Names::persistent`](crate::Names::persistent)): one piece of it for
-/// each device. Their elements are what the system left there, on the host zeros.
+/// Makes tensors in memory that a store takes over in place ([`Names::persistent`](crate::Names::persistent)): one
+/// piece of it for each device. Their elements are what the system left there, on the host zeros.
 ///
 /// What this process writes to them after it has put them is seen by the processes that open them.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::OutOfMemory`], [`ErrorKind::Device`] for a device that is neither the host nor one of CUDA, and those of
-/// the driver.
+/// [`ErrorKind::OutOfMemory`], [`ErrorKind::Device`] for a device that is neither the host nor one of CUDA, and those
+/// of the driver.
 ///
 /// # Safety
 ///
@@ -95,8 +95,8 @@ static POOL: Own<BTreeMap<usize, Arc<Arena>>> = Own::new();
 ///
 /// # Errors
 ///
-/// [`ErrorKind::OutOfMemory`], [`ErrorKind::Device`] for a device that is neither the host nor one of CUDA, and those of
-/// the driver.
+/// [`ErrorKind::OutOfMemory`], [`ErrorKind::Device`] for a device that is neither the host nor one of CUDA, and those
+/// of the driver.
 pub fn allocate(device: Device, nbytes: usize) -> Result<usize> {
     has_memory(device)?;
     let arena = Arc::new(Arena::new(device, nbytes, true)?);

@@ -34,7 +34,8 @@ use turn::{Taken, Turn};
 /// Time for an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a thread polls for an answer before it sleeps: about the time that it takes to wake the thread that answers.
+/// How long a thread polls for an answer before it sleeps: about the time that it takes to wake the thread that
+/// answers.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// Bytes of one read.
@@ -192,7 +193,7 @@ impl<R: Reply + Send + 'static> Channel<R> {
         if has_ended {
             return Err(End::Closed.error());
         }
-        // Another user could have put a socket of its own into a folder that both may write to.
+        // Another user could have put its own socket into a folder that both may write to.
         if !settings::accepts(user) {
             let text = format!(
                 "the socket is of user {user}, and this process runs as {}: run both as one user, or accept user {user} in `users`, there and here",

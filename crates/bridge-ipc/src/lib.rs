@@ -43,7 +43,8 @@
 //!
 //! Tensors on the host are copied once, into sealed memory of the system (`memfd_create`), whose descriptor goes
 //! through the socket. [`Writing`] says who may write to it. With the feature `cuda`, tensors on a GPU are shared in
-//! place where their allocator allows that ([`transport`]), in stream order in both directions; without it they are refused.
+//! place where their allocator allows that ([`transport`]), in stream order in both directions; without it they are
+//! refused.
 //!
 //! # Who may open
 //!

@@ -31,8 +31,8 @@ const MAX_TENSORS: usize = 1 << 16;
 /// Tensors that one ticket will open together.
 ///
 /// A tensor that another process has shared with this one is taken in place if it said [`Writing::Shared`] and this one
-/// does too, or if it said [`Writing::Never`] and this one does not say [`Writing::Shared`]. Every other tensor on the host
-/// is copied once, into memory that can be shared.
+/// does too, or if it said [`Writing::Never`] and this one does not say [`Writing::Shared`]. Every other tensor on the
+/// host is copied once, into memory that can be shared.
 #[must_use = "nothing is shared before share is called"]
 pub struct Message {
     writing: Option<Writing>,
@@ -144,8 +144,8 @@ impl Message {
     ///
     /// # Errors
     ///
-    /// Those of [`transfer`], [`ErrorKind::Argument`] for more tensors than a ticket may have, at the first of them that is
-    /// too many, and [`ErrorKind::OutOfMemory`], at the largest copy.
+    /// Those of [`transfer`], [`ErrorKind::Argument`] for more tensors than a ticket may have, at the first of them
+    /// that is too many, and [`ErrorKind::OutOfMemory`], at the largest copy.
     pub fn of<F>(
         tensors: &[(&dyn Adapter<Tensor = F>, &F)],
         writing: Option<Writing>,
@@ -155,8 +155,8 @@ impl Message {
         Self::packed(tensors, (writing, false), ordering, options)
     }
 
-    /// Packs tensors for a store ([`Names::persistent`](crate::Names::persistent)), which keeps them beyond the end of this
-    /// process: by copies, but for tensors in memory of a store.
+    /// Packs tensors for a store ([`Names::persistent`](crate::Names::persistent)), which keeps them beyond the end of
+    /// this process: by copies, but for tensors in memory of a store.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@ use crate::sync::{self, Mutex, MutexGuard, locked};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// State of this process under a lock. A fork begins with a state of its own. The state of its parent may be locked for
+/// State of this process under a lock. A fork begins with its own state. The state of its parent may be locked for
 /// ever, by a thread that the fork does not have, and what it holds is the parent's.
 pub(crate) struct Own<T>(AtomicPtr<Of<T>>);
 

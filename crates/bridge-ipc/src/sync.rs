@@ -44,7 +44,7 @@ mod real {
         }
     }
 
-    /// Returns a number in a page of its own, which is 0 here and again in every fork.
+    /// Returns a number in its own page, which is 0 here and again in every fork.
     fn cleared_in_forks() -> Option<&'static AtomicU32> {
         // The system rounds it up to a page, whatever that is.
         let length = size_of::<AtomicU32>();

@@ -251,7 +251,8 @@ enum Bytes {
 }
 
 impl Arena {
-    /// Allocates memory on a device for tensors of these sizes in bytes, each rounded up by [`Arena::capacity_for`]. If it
+    /// Allocates memory on a device for tensors of these sizes in bytes, each rounded up by [`Arena::capacity_for`]. If
+    /// it
     /// `outlives` this process, a store can take it over; memory of the host always can be.
     pub(crate) fn new(device: Device, nbytes: usize, outlives: bool) -> Result<Self> {
         let bytes = match device::in_streams(device) {

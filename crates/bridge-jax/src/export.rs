@@ -62,7 +62,7 @@ fn of_another_backend(platform: &PyTensor<'_>) -> Error {
     Error::new(ErrorKind::Device, text)
 }
 
-/// Returns an array of its own over the same memory, as `jax.dlpack` exports it: jaxlib aborts the process where an array is
+/// Returns its own array over the same memory, as `jax.dlpack` exports it: jaxlib aborts the process where an array is
 /// deleted that was itself exported.
 fn piece<'py>(runtime: &Runtime, array: &PyTensor<'py>, is_single: bool) -> PyResult<PyTensor<'py>> {
     let py = array.py();

@@ -1,6 +1,6 @@
 //! The foreign functions of XLA that copy between its buffers and tensors of other frameworks.
 //!
-//! XLA calls them on threads of its own, without the GIL, and passes the stream in which the run computes. They are
+//! XLA calls them on its own threads, without the GIL, and passes the stream in which the run computes. They are
 //! not marked as compatible with command buffers, so XLA never captures them into a CUDA graph: that would keep neither
 //! the order with the tensor's stream nor the look-up of the tensor.
 
@@ -190,7 +190,8 @@ fn malformed(text: &str) -> Failure {
 fn handle(frame: &CallFrame) -> Result<i64, Failure> {
     let attributes = &frame.attributes;
     for index in 0..usize::try_from(attributes.size).unwrap_or(0) {
-        // SAFETY: the arrays have `size` entries, of which each name is valid, and each value is of the type beside it.
+        // SAFETY: the arrays have `size` entries, of which each name is valid, and each value is of the type next to
+        // it.
         unsafe {
             let name = &**attributes.names.add(index);
             if slice::from_raw_parts(name.start, name.len) == b"handle" && *attributes.types.add(index) == xla::SCALAR {

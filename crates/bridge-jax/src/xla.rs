@@ -1,6 +1,6 @@
 //! The C interface of XLA's foreign functions, as far as the handlers use it.
 //!
-//! Each structure starts with its size in bytes, and grows at its end alone, as `xla/ffi/api/c_api.h` in jaxlib says; so
+//! Each structure starts with its size in bytes, and grows only at its end, as `xla/ffi/api/c_api.h` in jaxlib says; so
 //! what is declared here is the start of it.
 
 use std::ffi::{c_char, c_int, c_void};

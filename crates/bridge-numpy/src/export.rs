@@ -19,8 +19,8 @@ use std::slice;
 
 pub(crate) fn export(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Export> {
     let View { data, dtype, layout, pending, access } = View::of(runtime, array)?;
-    // The byte extent, because NumPy does not know the allocation: `as_strided` and array interfaces may leave that of the
-    // base.
+    // The byte extent, because NumPy does not know the allocation: `as_strided` and array interfaces may leave that of
+    // the base.
     let bytes = layout.extent_at(data, None)?;
     let reversed = || layout.strides().iter().any(|stride| *stride < 0);
     let lost = (is_planted("numpy_owner_of_scalar_lost") && layout.shape().is_empty())

@@ -79,7 +79,7 @@ impl Runtime {
         self.is_plain(object) || is_instance(object, self.array.bind(object.py()))
     }
 
-    /// Returns whether the array is of a subclass with its own `__dlpack__`, and so a producer of its own.
+    /// Returns whether the array is of a subclass with its own `__dlpack__`, and so its own producer.
     pub(crate) fn exports_itself(&self, array: &PyTensor<'_>) -> bool {
         let own = || array.get_type().getattr(intern!(array.py(), "__dlpack__"));
         !self.is_plain(array) && own().is_ok_and(|own| !own.is(&self.dlpack))

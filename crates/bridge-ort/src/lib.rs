@@ -114,8 +114,8 @@ impl Ort {
     /// # Safety
     ///
     /// That of [`new`](Self::new). The stream belongs to the device, and is destroyed only after the adapter and the
-    /// last tensor that was converted by it. Every session whose tensors are converted on the device was made with it as its compute
-    /// stream.
+    /// last tensor that was converted by it. Every session whose tensors are converted on the device was made with it
+    /// as its compute stream.
     pub unsafe fn with_compute_stream(device: Device, stream: Stream) -> Result<Self> {
         if device.kind != DeviceKind::CUDA {
             let text = format!("{device} has no compute stream: pass a CUDA device, or call Ort::new");

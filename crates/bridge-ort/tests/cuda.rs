@@ -36,7 +36,8 @@ const SHAPE: [i64; 2] = [1024, 1024];
 const ELEMENTS: usize = 1 << 20;
 const ROUNDS: u8 = 50;
 
-/// A session in a compute stream, and two streams of `cudarc` beside it: one that makes inputs, one that reads outputs.
+/// A session in a compute stream, and two streams of `cudarc` next to it: one that makes inputs, one that reads
+/// outputs.
 struct Sides {
     ort: Ort,
     session: Session,

@@ -1,4 +1,4 @@
-//! What is not an ONNX Runtime, in a process of its own, which loads none.
+//! What is not an ONNX Runtime, in its own process, which loads none.
 
 use bridge_core::ErrorKind;
 

@@ -13,7 +13,7 @@ use std::thread;
 pub(crate) fn release() -> Option<fn(Lease)> {
     match (is_planted("paddle_deleter_enters_paddle"), is_planted("paddle_deleters_by_address")) {
         (true, _) => Some(drop),
-        // Not under the lock, but by the address alone.
+        // Not under the lock, but only by the address.
         (_, true) => Some(|lease| drop(thread::spawn(|| drop(lease)))),
         _ => None,
     }

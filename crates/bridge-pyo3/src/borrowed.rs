@@ -15,7 +15,8 @@ use std::ptr;
 ///
 /// A kernel in [`stream`](Self::stream) is like an operation of the framework itself: it runs after the program's
 /// work on the tensor, and the framework's allocator reuses the memory after it. The kernel may still run when the
-/// borrow ends. For work in any other stream the caller orders in both directions, and keeps the tensor until that work is done.
+/// borrow ends. For work in any other stream the caller orders in both directions, and keeps the tensor until that work
+/// is done.
 ///
 /// Autograd does not see what a kernel does, so a tensor that requires grad may be borrowed as in kernels of PyTorch's
 /// own extensions.

@@ -19,8 +19,8 @@ use pyo3::sync::critical_section::with_critical_section;
 ///
 /// # Safety
 ///
-/// As for [`export`](bridge_core::dlpack::export): the producer of the capsule keeps DLPack's promises, and what `origin`
-/// returns is true.
+/// As for [`export`](bridge_core::dlpack::export): the producer of the capsule keeps DLPack's promises, and what
+/// `origin` returns is true.
 pub unsafe fn take_capsule(
     capsule: &Bound<'_, PyAny>,
     origin: &dyn Fn(Device, usize) -> Result<Origin>,

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyModule;
 use std::error::Error as _;
 
-/// Characters of an external text that a message quotes. Messages quote messages where conversions nest, so each must be
-/// bounded.
+/// Characters of an external text that a message quotes. Messages quote messages where conversions nest, so each must
+/// be bounded.
 const QUOTED: usize = 200;
 
 /// Exceptions of frameworks that mean a full memory and extend no `MemoryError`, by module and name. Programs catch

@@ -83,8 +83,8 @@ pub fn drop_with_gil(lease: Lease) {
     bridge_interpreter::drop_with_gil(lease);
 }
 
-/// Refuses every interpreter but the main one. The path into Python leads into that one: a deleter that runs on a thread
-/// of a framework cannot know which interpreter an object belongs to.
+/// Refuses every interpreter but the main one. The path into Python leads into that one: a deleter that runs on a
+/// thread of a framework cannot know which interpreter an object belongs to.
 ///
 /// # Errors
 ///

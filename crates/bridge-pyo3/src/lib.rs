@@ -60,8 +60,8 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
     }
 
     /// Returns the device and the address of the first element of `tensor`, or `None` for a tensor without elements.
-    /// Unlike [`export`](bridge_core::Adapter::export) it also answers for tensors that cannot be converted, such as those
-    /// that require grad.
+    /// Unlike [`export`](bridge_core::Adapter::export) it also answers for tensors that cannot be converted, such as
+    /// those that require grad.
     ///
     /// # Errors
     ///
@@ -71,16 +71,16 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
         Ok((exported.layout().numel() > 0).then(|| (exported.device(), exported.data())))
     }
 
-    /// Returns what [`is_still`](Self::is_still) compares a tensor with later, beside what was exported as `exported`. The
-    /// default is nothing.
+    /// Returns what [`is_still`](Self::is_still) compares a tensor with later, beside what was exported as `exported`.
+    /// The default is nothing.
     fn fingerprint(&self, tensor: &PyTensor<'py>, exported: &bridge_core::Export) -> Fingerprint {
         let _ = (tensor, exported);
         Fingerprint::default()
     }
 
-    /// Returns whether a tensor still is what was exported as `exported`, as another export would say: the same memory, shape,
-    /// strides and dtype. `fingerprint` is that of the tensor. It may answer `false` where that is not known without an export,
-    /// and the default does.
+    /// Returns whether a tensor still is what was exported as `exported`, as another export would say: the same memory,
+    /// shape, strides and dtype. `fingerprint` is that of the tensor. It may answer `false` where that is not known
+    /// without an export, and the default does.
     fn is_still(&self, tensor: &PyTensor<'py>, exported: &bridge_core::Export, fingerprint: &Fingerprint) -> bool {
         let _ = (tensor, exported, fingerprint);
         false
@@ -88,7 +88,7 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
 
     /// Returns a number that tensors of one storage share, where the framework may free the storage's memory although an
     /// export keeps it, as PyTorch's `resize_` of a storage does. `None` where memory that is kept stays. By default each
-    /// tensor has a storage of its own.
+    /// tensor has its own storage.
     ///
     /// # Errors
     ///

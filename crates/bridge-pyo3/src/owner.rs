@@ -37,7 +37,7 @@ impl PyOwner {
 /// A counted reference. Its drop needs the GIL.
 struct Reference(NonNull<PyObject>);
 
-// SAFETY: the pointer is a counted reference, and it is used with the GIL alone: `PyOwner` guards it.
+// SAFETY: the pointer is a counted reference, and it is used only with the GIL: `PyOwner` guards it.
 unsafe impl Send for Reference {}
 // SAFETY: as above; `PyOwner::bind` uses a shared `Reference` with the GIL.
 unsafe impl Sync for Reference {}

@@ -1,8 +1,8 @@
 //! One conversion, from the keywords to the result, and the transfers that the rest of the package makes.
 //!
 //! Every function here takes the [`Call`] that is recorded, if one is. Without it a transfer is core's own, unless this
-//! process has memory of another one. Else the adapters are looked at ([`Seen`]): for a trace, for `truebridge.debug`, and
-//! to refuse memory that is gone.
+//! process has memory of another one. Else the adapters are looked at ([`Seen`]): for a trace, for `truebridge.debug`,
+//! and to refuse memory that is gone.
 
 mod seen;
 
@@ -104,8 +104,8 @@ fn to_move<'py>(leaves: &[Leaf<'py>], to: Option<Device>) -> usize {
     leaves.iter().map(nbytes).sum()
 }
 
-/// Refuses memory of another process that has ended or has revoked the share. Without such memory in this process nothing
-/// is looked at.
+/// Refuses memory of another process that has ended or has revoked the share. Without such memory in this process
+/// nothing is looked at.
 pub(crate) fn check(exported: &Export) -> Result<()> {
     if bridge_ipc::is_leasing() { bridge_ipc::check(exported) } else { Ok(()) }
 }
@@ -287,7 +287,8 @@ pub(crate) fn prepare<F: Owned, T: Owned>(pairs: &[Pair<'_, F, T>]) -> Result<(P
     Ok((prepared, leases.into_inner()))
 }
 
-/// As [`bridge_core::copy_all`], by the ordering of the process. `prepared` is the plan of these pairs, if there is one.
+/// As [`bridge_core::copy_all`], by the ordering of the process. `prepared` is the plan of these pairs, if there is
+/// one.
 pub(crate) fn copy_all<F: Owned, T: Owned>(
     call: Option<&Call>,
     pairs: &[Pair<'_, F, T>],

@@ -301,7 +301,7 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// Elements that change memory are moved by each call as ``copy`` moves them. Of those nothing but the checks is kept.
 ///
 /// The copier keeps the memory that the tensors have when it is made, and each call ends with the owners' current streams
-/// waiting for the copies. Tensors known by a protocol alone are exported again by every call.
+/// waiting for the copies. Tensors known only by a protocol are exported again by every call.
 ///
 /// Examples
 /// --------

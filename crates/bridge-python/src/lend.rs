@@ -1,4 +1,4 @@
-//! `truebridge.lend`: tensors for libraries that are known by a protocol alone.
+//! `truebridge.lend`: tensors for libraries that are known only by a protocol.
 
 use crate::conversions::transferred;
 use crate::errors::into_python;

@@ -281,7 +281,7 @@ fn none_in(object: &PyTensor<'_>) -> Result<()> {
     if is_plain(object) { Ok(()) } else { holds_none(object) }
 }
 
-/// Refuses a tensor in the source beside an object of the target that is none.
+/// Refuses a tensor in the source next to an object of the target that is none.
 fn no_tensor_beside(src: &PyTensor<'_>, out: &PyTensor<'_>) -> Result<()> {
     if is_plain(src) {
         return Ok(());

@@ -1,4 +1,5 @@
-//! Containers of classes that keep their elements in their own method: made again, and read again to see that it worked.
+//! Containers of classes that keep their elements in their own method: made again, and read again to see that it
+//! worked.
 
 use crate::containers::{Contents, Kind, Step, is_builtin, stored};
 use crate::pytrees;
@@ -104,7 +105,7 @@ fn is_same(one: &Contents<'_>, other: &Contents<'_>) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|((_, one), (_, other))| one.is(other))
 }
 
-/// Returns whether a copy of an object has elements of its own: those of a class of Python's, which `copy.copy` copies,
+/// Returns whether a copy of an object has its own elements: those of a class of Python's, which `copy.copy` copies,
 /// are where that class keeps them.
 fn is_stored_in_it<'py>(object: &PyTensor<'py>, contents: &Contents<'py>) -> PyResult<bool> {
     static CLASSES: [PyOnceLock<Py<PyType>>; 3] = [const { PyOnceLock::new() }; 3];

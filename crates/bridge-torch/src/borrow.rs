@@ -61,8 +61,8 @@ pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, exported: &Expo
         && is_described() == Some(true)
 }
 
-/// Returns the fingerprint of a tensor that is what was exported. Only those have one whose type decides nothing and whose
-/// shape is part of their implementation.
+/// Returns the fingerprint of a tensor that is what was exported. Only those have one whose type decides nothing and
+/// whose shape is part of their implementation.
 pub(crate) fn fingerprint(runtime: &Runtime, tensor: &PyTensor<'_>, exported: &Export) -> Fingerprint {
     let has_fingerprint = runtime.is_plain(tensor) && exported.layout().shape().len() <= INLINE;
     match &runtime.native {

@@ -13,7 +13,7 @@ type Read<T> = unsafe extern "C" fn(AtTensor, *mut T) -> c_int;
 /// What describes tensors in memory of the host and of CUDA devices.
 pub(crate) struct Describe {
     /// The address that an implementation begins with, of tensors with a storage and plain shapes. Others, such as
-    /// sparse ones and those of `torch.func`, have functions of their own.
+    /// sparse ones and those of `torch.func`, have their own functions.
     plain: usize,
     access: Access,
     dim: Read<i64>,

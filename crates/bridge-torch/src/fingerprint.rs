@@ -10,7 +10,8 @@ use pyo3::prelude::*;
 use pyo3::types::IntoPyDict;
 use std::{ptr, slice};
 
-/// The most words of an implementation that are looked at for the flags, which are the last of what a fingerprint holds.
+/// The most words of an implementation that are looked at for the flags, which are the last of what a fingerprint
+/// holds.
 const MOST: usize = 32;
 
 /// The most dimensions whose lengths and strides are in the implementation itself.

@@ -7,8 +7,8 @@ use bridge_pyo3::{Guarded, batch};
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
-/// Keeps memory, or a storage that has it. It may be dropped on any thread: the drop of a storage takes the GIL, because
-/// the last one frees memory whose owner may be an object of Python.
+/// Keeps memory, or a storage that has it. It may be dropped on any thread: the drop of a storage takes the GIL,
+/// because the last one frees memory whose owner may be an object of Python.
 pub(crate) enum Owner {
     Memory(#[expect(dead_code, reason = "it is dropped")] Kept),
     Storage(#[expect(dead_code, reason = "it is dropped")] Guarded<Held>),

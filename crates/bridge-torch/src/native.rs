@@ -298,8 +298,8 @@ impl Native {
         }
     }
 
-    /// Returns the words by which [`has_fingerprint`](Self::has_fingerprint) sees that a tensor has not changed; none where that is
-    /// not known.
+    /// Returns the words by which [`has_fingerprint`](Self::has_fingerprint) sees that a tensor has not changed; none
+    /// where that is not known.
     pub(crate) fn fingerprint(&self, object: &PyTensor<'_>) -> Fingerprint {
         // SAFETY: the object keeps its tensor.
         let implementation = unsafe { (*self.tensor(object)).expose_provenance() };
@@ -318,8 +318,8 @@ impl Native {
         unsafe { words(word(implementation, self.offsets.storage) + self.offsets.memory.address, 3) }
     }
 
-    /// Returns whether a tensor is as it was at its fingerprint, and does not require grad. PyTorch is asked for the latter: the
-    /// words of a fingerprint do not say it.
+    /// Returns whether a tensor is as it was at its fingerprint, and does not require grad. PyTorch is asked for the
+    /// latter: the words of a fingerprint do not say it.
     pub(crate) fn has_fingerprint(&self, object: &PyTensor<'_>, fingerprint: &Fingerprint) -> bool {
         let (Some(fields), [known, words @ ..]) = (self.fields, &**fingerprint) else { return false };
         // SAFETY: the object keeps its implementation and that its storage; the GIL is held.

@@ -96,7 +96,8 @@ impl Runtime {
         devices.extend(cuda.then_some(DeviceKind::CUDA));
         let allocator = Allocator::new(&torch).map_err(|e| raised(py, e))?;
         let dtypes = dtypes(&torch, &*exchange).map_err(|e| raised(py, e))?;
-        // Under a mode that replaces every new tensor, as FakeTensorMode does, no dtype is converted. That must not be kept.
+        // Under a mode that replaces every new tensor, as FakeTensorMode does, no dtype is converted. That must not be
+        // kept.
         if dtypes.is_empty() {
             return Err(Error::new(ErrorKind::NotATensor, NO_REAL_TENSORS));
         }

@@ -50,7 +50,7 @@ const KINDS: [Kind; 15] = [
 
 type View = fn(&Tensor) -> Tensor;
 
-/// Views of a tensor of 4 × 6 elements, each in a layout of its own.
+/// Views of a tensor of 4 × 6 elements, each in its own layout.
 const VIEWS: [(&str, View); 9] = [
     ("compact", |t| t.shallow_clone()),
     ("transposed", |t| t.transpose(0, 1)),
@@ -113,7 +113,7 @@ fn a_view_keeps_memory_that_resize_replaces() {
     drop(reused);
 }
 
-/// A child has the locks of its parent, and none of the threads that would unlock them. This runs in a process of its own:
+/// A child has the locks of its parent, and none of the threads that would unlock them. This runs in its own process:
 /// another test's thread may be in the middle of what libtorch does once, which a child would wait for.
 #[test]
 fn a_forked_child_exports_while_threads_of_its_parent_do() {

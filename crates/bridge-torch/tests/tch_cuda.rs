@@ -17,7 +17,7 @@ const GPU: Device = Device::cuda(0);
 const PLACE: tch::Device = tch::Device::Cuda(0);
 const ELEMENTS: i64 = 1 << 20;
 
-/// `tch` in a stream of its own, and `cudarc` in another.
+/// `tch` in its own stream, and `cudarc` in another.
 struct Sides {
     tch: Tch,
     cudarc: Cudarc,

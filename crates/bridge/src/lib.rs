@@ -133,7 +133,7 @@ pub mod prelude {
 /// Returns the ordering of this process, to be passed to every transfer.
 ///
 /// With the feature `cuda` it orders streams of CUDA devices by events, looks for a driver at the first need of one,
-/// and has copies of its own (the module `copy`). Without the feature it is [`HostOnly`]: tensors in host memory are
+/// and has its own copies (the module `copy`). Without the feature it is [`HostOnly`]: tensors in host memory are
 /// converted, and everything that needs a stream is refused with [`ErrorKind::Missing`].
 pub fn ordering() -> &'static Arc<dyn Ordering> {
     #[cfg(feature = "cuda")]

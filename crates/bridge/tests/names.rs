@@ -1,4 +1,4 @@
-//! Everything of the facade beside the library that an adapter is for: their names do not clash.
+//! Everything of the facade next to the library that an adapter is for: their names do not clash.
 #![cfg(feature = "ndarray")]
 
 use ndarray::array;

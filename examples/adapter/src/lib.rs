@@ -1,4 +1,4 @@
-//! A library of matrices, and its adapter: all that a third party writes for a type of its own.
+//! A library of matrices, and its adapter: all that a third party writes for its own type.
 
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Export, Memory, Offer,

@@ -36,8 +36,8 @@ struct Layer {
 impl Perceptron {
     #[new]
     fn new<'py>(py: Python<'py>, layers: Vec<(Tensor<'py>, Tensor<'py>)>) -> PyResult<Self> {
-        // SAFETY: there are no custom operations here. candle writes to no tensor that has been converted: batches are copies, and
-        // the model drops its results when it returns them.
+        // SAFETY: there are no custom operations here. candle writes to no tensor that has been converted: batches are
+        // copies, and the model drops its results when it returns them.
         let mut model = Self { candle: unsafe { Candle::new() }, layers: Vec::new() };
         let mut add = |(weight, bias)| model.add(&weight, &bias);
         layers.into_iter().try_for_each(&mut add).map_err(|error| exception(py, error))?;

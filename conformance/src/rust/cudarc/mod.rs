@@ -20,7 +20,7 @@ pub struct CudarcSubject {
     /// The adapter for the default stream.
     adapter: Cudarc,
     current: RefCell<Cudarc>,
-    /// The streams beside the default one.
+    /// The streams besides the default one.
     streams: Vec<Arc<CudaStream>>,
     gather: CudaFunction,
     scatter: CudaFunction,
@@ -60,7 +60,7 @@ const MAX_DIMS: usize = 64;
 /// Cycles of a delay: about three milliseconds.
 const CYCLES: i64 = 6_000_000;
 
-/// How many streams the suite has beside the default one.
+/// How many streams the suite has besides the default one.
 const STREAMS: usize = 2;
 
 /// The dtypes that the suite makes.
@@ -343,7 +343,7 @@ impl Subject for CudarcSubject {
         self.within(Arc::clone(found?), body)
     }
 
-    /// `cudarc` knows no stream by its handle alone: an array keeps its stream.
+    /// `cudarc` knows no stream only by its handle: an array keeps its stream.
     fn on_fresh_stream(&self, _: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.within(self.context.new_stream().map_err(raised)?, body)
     }

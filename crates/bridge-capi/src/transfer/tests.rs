@@ -81,7 +81,7 @@ unsafe impl Copies for Recorded {
     }
 }
 
-/// A tensor of 4 by 6 float32 at an address of its own, whose memory is reused at any time.
+/// A tensor of 4 by 6 float32 at its own address, whose memory is reused at any time.
 fn tensor(address: usize, strides: [i64; 2], calls: &Arc<Mutex<Vec<Call>>>) -> CTensor {
     let layout = Layout::new(DType::FLOAT32, &[4, 6], Some(&strides), 0).unwrap();
     let (bytes, access) = (address..address + 96, Access::ReadWrite);

@@ -23,7 +23,7 @@ pub fn target() -> PathBuf {
     capi().join("../..").join(target)
 }
 
-/// Where cargo puts the library: beside this test, or one folder up.
+/// Where cargo puts the library: next to this test, or one folder up.
 pub fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let folders = test.ancestors().skip(1).take(2);

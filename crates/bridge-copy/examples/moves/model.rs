@@ -8,7 +8,7 @@ use std::time::Instant;
 
 /// Copies run one after the other.
 pub struct Model {
-    /// Nanoseconds of a byte, and of a copy beside its bytes.
+    /// Nanoseconds of a byte, and of a copy next to its bytes.
     pub byte: f64,
     pub copy: f64,
     began: Instant,

@@ -15,7 +15,7 @@ const SANITIZERS: &[&str] = &["-fsanitize=address,undefined", "-fno-sanitize-rec
 /// What the names of the program begin with.
 const NAME: &str = "kernels-on-host-";
 
-/// The program of `on_host.cpp`. It stays beside the tests for the next run.
+/// The program of `on_host.cpp`. It stays next to the tests for the next run.
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (source, kernels) = (package.join("src/kernels/on_host.cpp"), package.join("kernels"));

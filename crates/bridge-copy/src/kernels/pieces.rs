@@ -71,7 +71,7 @@ impl Table {
         KERNELS[self.bits.trailing_zeros().min(4) as usize]
     }
 
-    /// Enters a walk whose first elements are at these addresses. Returns `false` where a launch of its own suits it
+    /// Enters a walk whose first elements are at these addresses. Returns `false` where its own launch suits it
     /// better, or the table is full; then nothing is entered.
     pub fn enter(&mut self, walk: &Walk, from: usize, to: usize) -> bool {
         let (rows, outer) = match &*walk.dims {

@@ -60,7 +60,7 @@ impl Lanes {
     }
 }
 
-/// The streams and the blocks of a move. Each kind of work has a stream of its own, so that they overlap.
+/// The streams and the blocks of a move. Each kind of work has its own stream, so that they overlap.
 pub(super) struct Relay<'a> {
     moves: &'a Moves<'a>,
     /// The caller's stream, in which the source's device packs.
@@ -112,7 +112,8 @@ impl<'a> Relay<'a> {
             Load::Alone(wired) => wired.piece.to.data,
             Load::Packed(_) => self.capacity(load.nbytes()).map_err(of_all)?,
         };
-        // SAFETY: the caller's promises. A block has room for the bytes, and is used for them alone until they are spread.
+        // SAFETY: the caller's promises. A block has room for the bytes, and is used only for them until they are
+        // spread.
         unsafe {
             let (from, to) = ((self.packing.0, source), (self.to, target));
             self.moves.link.copy(from, to, load.nbytes(), self.moving.1)
@@ -145,7 +146,7 @@ impl<'a> Relay<'a> {
         let Self { moves, packing, moving, .. } = *self;
         self.packed.push_back(Block::new(moves.link, packing.0, load.nbytes(), packing.1).map_err(of_all)?);
         let address = self.packed[self.packed.len() - 1].address;
-        // SAFETY: the caller's promises; the block is fresh and has room for all pieces, each at a place of its own.
+        // SAFETY: the caller's promises; the block is fresh and has room for all pieces, each at its own place.
         let packed = unsafe { (moves.on_device)(&on_device(load, address), packing.1) };
         packed.map_err(|failed| Failed::new(index_of(load, failed.index), failed.error))?;
         if self.packed.len() > 1 {

@@ -188,7 +188,8 @@ pub(super) fn loads<'a>(
     Ok(loads)
 }
 
-/// Returns the bytes of an element that moves: a device casts, before a move to the host and after a move to the device.
+/// Returns the bytes of an element that moves: a device casts, before a move to the host and after a move to the
+/// device.
 fn itemsize(piece: &Piece<'_>) -> usize {
     if is_host(piece.from.device) { piece.from.layout.itemsize() } else { piece.to.layout.itemsize() }
 }

@@ -22,12 +22,12 @@ pub(crate) const CUTS: Cuts = Cuts {
     up: Cut { share: 4 << 20, threads: 12, buffers: 24, shortest: 512 << 10, longest: 4 << 20 },
     // The ends of a block do not overlap with the next one, and its memory is taken from the device's.
     block: 128 << 20,
-    // A longer piece is worth a copy of its own. One block is packed and one is spread while another one moves, so the
+    // A longer piece is worth its own copy. One block is packed and one is spread while another one moves, so the
     // first and the last cost time.
     across: (2 << 20, 32 << 20),
 };
 
-/// The figures of uploads behind whatever is in the stream. Each piece has a buffer of its own, so that the host never
+/// The figures of uploads behind whatever is in the stream. Each piece has its own buffer, so that the host never
 /// waits, and the pool keeps as many as were pending at once.
 pub(crate) const UNHURRIED: Cuts = {
     let cut = Cut { share: usize::MAX, threads: 1, buffers: usize::MAX, shortest: 128 << 10, longest: 128 << 10 };
@@ -214,7 +214,7 @@ impl Bytes<'_> {
 
     /// Copies pieces into staging while the preceding ones go out.
     unsafe fn write(&self, pieces: &Pieces<'_>) -> Result<()> {
-        // Each thread has buffers of its own, so that their lines stay in the cache of its core. With few threads each
+        // Each thread has its own buffers, so that their lines stay in the cache of its core. With few threads each
         // has more of them, so that a short move does not wait for work in the stream.
         let depth = self.cuts.up.buffers.div_ceil(pieces.threads);
         let mut going: VecDeque<Staging<'_>> = VecDeque::new();

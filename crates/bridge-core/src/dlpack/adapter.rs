@@ -1,4 +1,4 @@
-//! DLPack as a framework of its own: managed tensors that transfers take and return.
+//! DLPack as its own framework: managed tensors that transfers take and return.
 
 use super::{DlpackFlags, Managed, ManagedTensorBase, Origin, export, legacy, managed, prepare, versioned};
 use crate::{

@@ -83,7 +83,7 @@ fn pairs_that_are_not_cast_are_refused_before_anything_is_written() {
     assert_eq!((misfit.index, misfit.error.kind()), (1, ErrorKind::Dtype));
 }
 
-/// Moves with a cast are one call for each way, beside those without.
+/// Moves with a cast are one call for each way, next to those without.
 #[test]
 fn elements_are_cast_between_memories() {
     let log = Log::default();
@@ -107,7 +107,7 @@ fn elements_are_cast_between_memories() {
     assert_eq!(made, [cast(READER), cast(READER), cast(OWNER), moved, cast(OWNER)]);
 }
 
-/// On a device, and on the host, where core has a loop of its own, which copies bytes.
+/// On a device, and on the host, where core has its own loop, which copies bytes.
 #[test]
 fn copies_that_do_not_cast_refuse() {
     let log = Log::default();

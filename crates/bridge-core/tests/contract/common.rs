@@ -369,7 +369,7 @@ impl Office {
     }
 }
 
-/// The office's tensor: a paper of its own, or a lease.
+/// The office's tensor: its own paper, or a lease.
 #[allow(clippy::large_enum_variant, reason = "there are few of them; not every test has leases")]
 pub enum Item {
     Own(Paper),

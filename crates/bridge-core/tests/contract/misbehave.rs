@@ -1,5 +1,5 @@
-//! Adapters that break their promises: whatever one returns, core touches no memory that was not exported to it. Miri and
-//! AddressSanitizer run it as part of the audit.
+//! Adapters that break their promises: whatever one returns, core touches no memory that was not exported to it. Miri
+//! and AddressSanitizer run it as part of the audit.
 
 use crate::exchange::{counted, elements, on_host};
 use bridge_core::dlpack::{DLPack, Tensor};

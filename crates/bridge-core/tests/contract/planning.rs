@@ -124,7 +124,8 @@ fn every_refusal() {
     assert_eq!(planned(read_only, None), Err(ErrorKind::ReadOnly));
     assert_eq!(planned(read_only, Some(false)), Err(ErrorKind::ReadOnly));
     assert_eq!(planned(read_only, Some(true)), Ok(Plan::Copy(Reason::Asked)));
-    // What no consumer of the caller writes to is converted, by the contract of its framework or by the caller's promise.
+    // What no consumer of the caller writes to is converted, by the contract of its framework or by the caller's
+    // promise.
     assert_eq!(planned(|paper| paper.access = Access::Immutable, Some(false)), Ok(Plan::ZeroCopy));
     let mut paper = Paper::new(&Log::default());
     read_only(&mut paper);

@@ -278,7 +278,7 @@ fn run<M: Abi>(fields: &Fields<'_>) {
 fn kept<M: Abi>(fields: &Fields<'_>, memory: usize) {
     let deleted = Arc::new(AtomicU32::new(0));
     let (raw, stated) = made::<M>(fields, memory, &deleted);
-    // SAFETY: the managed tensor is deleted at the end alone, and its parts are as for `adopt` above.
+    // SAFETY: the managed tensor is deleted only at the end, and its parts are as for `adopt` above.
     let tensor = unsafe { &*raw }.tensor();
     // SAFETY: as above.
     let view = unsafe { read(tensor) };

@@ -119,7 +119,7 @@ impl<T: Element> Drop for Reading<'_, T> {
 
 /// Writes to an array through `cudarc`, in place, as long as it lives. See [`DeviceArray::write`].
 ///
-/// There is one at a time, and none beside a [`Reading`]:
+/// There is one at a time, and none next to a [`Reading`]:
 ///
 /// ```compile_fail,E0502
 /// # fn both(mut array: bridge_cudarc::DeviceArray) {

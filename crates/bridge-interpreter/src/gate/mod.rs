@@ -111,8 +111,8 @@ impl Drop for Pending {
     }
 }
 
-/// Reports an exception that the deleter of a producer has left set to `sys.unraisablehook`, so that no caller of ours takes it
-/// for its own.
+/// Reports an exception that the deleter of a producer has left set to `sys.unraisablehook`, so that no caller of ours
+/// takes it for its own.
 ///
 /// # Safety
 ///

@@ -149,7 +149,7 @@ pub(crate) fn after_fork() {
     let _ = FORKING.try_with(RefCell::take);
 }
 
-/// Makes a forked child start a thread of its own.
+/// Makes a forked child start its own thread.
 pub(crate) fn forget_thread() {
     RUNS.store(false, SeqCst);
 }

@@ -323,7 +323,7 @@ mod tests {
         (child, Arc::new(process))
     }
 
-    /// The exporter's end of a page and the importer's, with drivers of their own, and the processes at the other ends.
+    /// The exporter's end of a page and the importer's, with their own drivers, and the processes at the other ends.
     fn ends(processes: [Option<&Arc<OwnedFd>>; 2]) -> [(Fences, &'static Fake); 2] {
         let (exports, imports) = (fake(""), fake(""));
         let (exporter, file) = Fences::make(tools(exports), &at(1), processes[0]).unwrap();

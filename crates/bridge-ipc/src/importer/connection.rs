@@ -107,8 +107,8 @@ impl Share {
         Self { connection, number, is_revoked }
     }
 
-    /// Asks for a lease, as a store if this process `persistent`. Returns its number, the content, and the descriptors of
-    /// the segments.
+    /// Asks for a lease, as a store if this process `persistent`. Returns its number, the content, and the descriptors
+    /// of the segments.
     pub(super) fn open(&self, token: Token, persistent: bool) -> Result<(u64, Content, Vec<OwnedFd>)> {
         let (connection, request) = (&self.connection, Request::Open { share: self.number, token, persistent });
         let channel = Arc::downgrade(&connection.channel);

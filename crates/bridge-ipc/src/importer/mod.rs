@@ -229,7 +229,7 @@ impl Opened {
     ///
     /// # Safety
     ///
-    /// Each stream belongs to the device beside it, and is a default stream or has not been destroyed.
+    /// Each stream belongs to the device next to it, and is a default stream or has not been destroyed.
     pub unsafe fn keep_for(self, streams: &[(Device, Stream)]) {
         device::drop_after(streams, Arc::new(self.tensors));
     }

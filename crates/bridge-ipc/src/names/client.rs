@@ -215,7 +215,8 @@ impl Client {
         }
     }
 
-    /// Returns whether that process is a store: what is put there belongs to it ([`Names::persistent`](super::Names::persistent)).
+    /// Returns whether that process is a store: what is put there belongs to it
+    /// ([`Names::persistent`](super::Names::persistent)).
     ///
     /// # Errors
     ///
@@ -387,7 +388,7 @@ impl Client {
         }
     }
 
-    /// Waits for a version of a name after this one, over a connection of its own.
+    /// Waits for a version of a name after this one, over its own connection.
     ///
     /// # Errors
     ///

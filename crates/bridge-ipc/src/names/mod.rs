@@ -48,8 +48,8 @@ impl Names {
     }
 
     /// Serves names at `path`, and keeps what is put there until its name is removed or a newer version has displaced
-    /// it, also after the end of the process that has put it. It persistent memory by descriptors and opens none, so this
-    /// process needs no driver. When it ends, the connections to it hand what they have put or opened to the next
+    /// it, also after the end of the process that has put it. It persistent memory by descriptors and opens none, so
+    /// this process needs no driver. When it ends, the connections to it hand what they have put or opened to the next
     /// store at this path.
     ///
     /// The bytes in the limits of `settings` are the most that it keeps, of the host and of devices together; the

@@ -40,7 +40,7 @@ pub(super) struct Shares {
 struct State {
     /// A name stands for these, or may.
     standing: Vec<Share>,
-    /// No name stands for these. Each has a number of its own.
+    /// No name stands for these. Each has its own number.
     fallen: BTreeMap<u64, Share>,
     last: u64,
 }

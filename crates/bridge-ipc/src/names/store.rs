@@ -68,7 +68,7 @@ impl Drop for Store {
 }
 
 impl Storing for Store {
-    /// On a thread of its own: the process that shares may be slow to answer.
+    /// On its own thread: the process that shares may be slow to answer.
     fn adopt(&mut self, task: Task, ticket: &Ticket) {
         let (exporter, adopted, waker) =
             (Arc::clone(&self.exporter), Arc::clone(&self.adopted), Arc::clone(&self.waker));

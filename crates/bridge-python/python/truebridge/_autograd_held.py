@@ -1,4 +1,4 @@
-"""Records of runs that tensors hold: a framework passes on tensors alone. A record is dropped with its tensor."""
+"""Records of runs that tensors hold: a framework passes on only tensors. A record is dropped with its tensor."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Computations of other frameworks as functions that JAX differentiates. Imports JAX.
 
-JAX passes on arrays alone. So each recorded run has an array that holds its record, as a result and as a residual, and
+JAX passes on only arrays. So each recorded run has an array that holds its record, as a result and as a residual, and
 the gradient reads that array: the function runs once, whatever the order of the derivative. The record is dropped with
 the array.
 """

@@ -210,7 +210,7 @@ def operation(inputs: Sequence[Any], specs: Sequence[Any], step: Callable[..., A
     """Return tensors of the graph, as the specs describe them, which ``step`` computes whenever the graph runs.
 
     ``step`` takes the inputs as eager tensors. It returns eager tensors, what differentiates them, and the function
-    that makes memory beside a tensor. The last input is a tensor of floating-point numbers, which is where the
+    that makes memory next to a tensor. The last input is a tensor of floating-point numbers, which is where the
     operation runs.
     """
 

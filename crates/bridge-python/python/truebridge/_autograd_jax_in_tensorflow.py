@@ -28,7 +28,7 @@ def wrapped(function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
 
 
 def _run(functions: Functions, call: Call, inputs: list[Any]) -> Made:
-    # The two flatten containers in orders of their own.
+    # The two flatten containers in their own orders.
     order, tree = jax.tree.flatten(tf.nest.pack_sequence_as(call.structure, range(len(call.leaves))))
     at = [k for k, i in enumerate(order) if i in call.at]
     computation = functions.of([call.leaves[i] for i in order], at, tree)

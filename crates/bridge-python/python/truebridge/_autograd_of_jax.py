@@ -133,7 +133,7 @@ class Form:
 
 @jax.tree_util.register_pytree_node_class
 class Linear:
-    """The derivative of a run: the arrays that it needs beside the inputs, and its form."""
+    """The derivative of a run: the arrays that it needs next to the inputs, and its form."""
 
     def __init__(self, arrays: Sequence[Any], form: Form) -> None:
         self.arrays = arrays

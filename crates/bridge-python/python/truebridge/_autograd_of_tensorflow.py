@@ -49,7 +49,7 @@ class Recorded(NamedTuple):
 def converted(tensors: Sequence[Any]) -> list[Any]:
     """Return tensors of another framework as eager tensors."""
     views = _core.convert_inside(list(tensors), "tensorflow", detach=True)
-    # Each is an object of its own, so that a tensor that is passed twice has a gradient for each time.
+    # Each is its own object, so that a tensor that is passed twice has a gradient for each time.
     first = {id(view): i for i, view in reversed(list(enumerate(views)))}
     return [view if first[id(view)] == i else tf.identity(view) for i, view in enumerate(views)]
 

@@ -142,7 +142,7 @@ def converted(tensors: Sequence[Any]) -> list[Any]:
 
 def plain(tensors: Sequence[Any]) -> list[Any]:
     """Return tensors of another framework in PyTorch."""
-    # Each is an object of its own, so that a tensor that is passed twice has a gradient for each time.
+    # Each is its own object, so that a tensor that is passed twice has a gradient for each time.
     return [view.detach() for view in _core.convert_inside(list(tensors), "torch")]
 
 

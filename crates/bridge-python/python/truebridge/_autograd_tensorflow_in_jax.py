@@ -46,7 +46,7 @@ def _run(called: Callable[[list[Any]], list[Any]], inputs: list[Any], records: b
         views = sources
         if records:
             tape.watch([x for x in sources if x.dtype.is_floating or x.dtype.is_complex])
-            # Each gets a gradient of its own: TensorFlow leaks a tensor that is the gradient of two inputs.
+            # Each gets its own gradient: TensorFlow leaks a tensor that is the gradient of two inputs.
             views = [tf.reshape(view, view.shape) for view in sources]
         targets = [tf.convert_to_tensor(y) for y in called(views)]
     used = tape.watched_variables()

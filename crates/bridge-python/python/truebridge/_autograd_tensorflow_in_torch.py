@@ -136,7 +136,7 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
             with on(device), tape:
                 if differentiable:
                     tape.watch([x for x, tensor in zip(sources, tensors, strict=True) if tensor.requires_grad])
-                    # Each gets a gradient of its own: TensorFlow leaks a tensor that is the gradient of two inputs.
+                    # Each gets its own gradient: TensorFlow leaks a tensor that is the gradient of two inputs.
                     views = [tf.reshape(view, view.shape) for view in views]
                 inputs, keywords = tf.nest.pack_sequence_as((args, kwargs), filled(leaves, at, views))
                 with draws:

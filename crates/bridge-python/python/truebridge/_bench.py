@@ -1,4 +1,4 @@
-"""Measures what a conversion costs here, beside the frameworks' own functions."""
+"""Measures what a conversion costs here, next to the frameworks' own functions."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Bench(Written):
 
 
 def bench(*, seconds: float = 10.0, timeout: float = 120.0, progress: Progress = None) -> Bench:
-    """Measure what a conversion costs on this machine, beside the frameworks' own functions.
+    """Measure what a conversion costs on this machine, next to the frameworks' own functions.
 
     Every pair of frameworks that is in place is measured, on the host and on each GPU, in a separate process: no
     framework is imported in this one. All methods take turns, and each figure is a median over the rounds. A method

@@ -24,7 +24,7 @@ _SETTERS = {"tvm_ffi": _tvm_ffi}
 
 
 def call(function: Callable[..., _Result], *args: Any, stream: Any = None, read_only: bool = False) -> _Result:
-    """Call a function of a library that knows tensors by a protocol alone, with all its tensors in one stream.
+    """Call a function of a library that knows tensors only by a protocol, with all its tensors in one stream.
 
     Parameters
     ----------

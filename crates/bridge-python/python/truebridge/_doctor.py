@@ -229,7 +229,7 @@ def _run(
             # Files, which no process waits for as for a pipe that is full.
             out, error = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             command = [sys.executable, "-c", _PROGRAM, path, *arguments]
-            # In a group of its own: what it has started ends with it.
+            # In its own group: what it has started ends with it.
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=error, env=env, start_new_session=True
             )

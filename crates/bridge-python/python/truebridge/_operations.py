@@ -22,7 +22,7 @@ _AS.update(
 
 def typed(tf: Any, dtype: Any, shape: Any) -> "tuple[Any, Any]":
     """Return a dtype and a shape as TensorFlow's own."""
-    # PyTorch's are known by their text alone.
+    # PyTorch's are known only by their text.
     name = str(dtype) if type(dtype).__module__ == "torch" else ""
     try:
         dtype = tf.as_dtype(name[len("torch.") :] if name else dtype)

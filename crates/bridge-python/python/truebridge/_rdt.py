@@ -274,7 +274,7 @@ def _about(tensors: Sequence[Any], node: str) -> _About:
     for position, x in enumerate(tensors):
         framework = next(name for name in ALL if type(x) is _imported(name))
         is_suitable = _is_suitable(x, framework)
-        # What has to be pickled is a part of its own, so that the other tensors go as they should.
+        # What has to be pickled is its own part, so that the other tensors go as they should.
         key = (framework, "cuda" if ALL[framework].on_gpu(x) else "cpu", is_suitable)
         part = parts.setdefault(key, _Part(*key[:2], [], {} if is_suitable else dict.fromkeys(_METHODS[:-1])))
         part.positions.append(position)
@@ -517,7 +517,7 @@ _UNSUITABLE: Final = ("copy_needed", "dtype", "layout", "not_a_tensor", "refused
 
 
 def _name(obj_id: str, number: int) -> str:
-    """Return the name of a part for NIXL's transport, which is for an object of its own."""
+    """Return the name of a part for NIXL's transport, which is for its own object."""
     return f"{obj_id}-{number}"
 
 

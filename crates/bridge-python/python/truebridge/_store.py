@@ -1,4 +1,4 @@
-"""``python -m truebridge store``: a store of tensors in a process of its own."""
+"""``python -m truebridge store``: a store of tensors in its own process."""
 
 from __future__ import annotations
 

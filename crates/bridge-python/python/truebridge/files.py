@@ -47,7 +47,7 @@ def save(path: str | os.PathLike[str], x: Any, *, progress: Progress = None) -> 
         such a tree may have 16 MiB.
     x : tensor or tree
         A dict of tensors is saved under its keys. In other trees a tensor is named by its path, such as
-        ``layers.0.weight``, and a description of the tree is saved beside them. A tensor that occurs in the tree twice
+        ``layers.0.weight``, and a description of the tree is saved next to them. A tensor that occurs in the tree twice
         is saved twice.
     progress : bool or function, optional
         Whether a line on standard error shows how far the call is. The default shows it on a terminal, after a second.

@@ -266,7 +266,7 @@ class Client:
     def publish(self, name: str, tree: Any, *, slots: int = 2) -> Publication:
         """Publish tensors that change, such as the weights of a model in training.
 
-        Each version is a copy in memory of its own, which is used again when no process has the version open any more.
+        Each version is a copy in its own memory, which is used again when no process has the version open any more.
         Any process can ``get`` a version or ``subscribe`` to the newest. With a store, the newest outlives this
         process.
 

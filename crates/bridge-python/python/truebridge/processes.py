@@ -274,7 +274,7 @@ def configure(
         admits them (711). The default is ``TRUEBRIDGE_IPC`` of the environment, else ``truebridge`` in
         ``XDG_RUNTIME_DIR`` unless there are ``users``, else one in ``/tmp``.
     users : sequence of int, optional
-        Numbers of the users that this process accepts beside its own: they may open what it shares and find the names
+        Numbers of the users that this process accepts next to its own: they may open what it shares and find the names
         that it serves, and it opens what they share.
     connections : int, optional
         The most connections at once, 256 by default. One process has half of them at most, and so has one user other

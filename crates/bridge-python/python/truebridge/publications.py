@@ -138,7 +138,7 @@ class Publication:
         ----------
         tree : tensor or tree, optional
             What to copy: a tree with the structure, the shapes and the dtypes of the first one. Numbers and texts
-            beside the tensors may be others. The default is the first one itself, whose tensors have changed in place.
+            next to the tensors may be others. The default is the first one itself, whose tensors have changed in place.
         timeout : float, optional
             Seconds to wait for memory that no process reads.
 

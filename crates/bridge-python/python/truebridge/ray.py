@@ -84,7 +84,7 @@ def register(*, target: Target | None = None, device: Device | None = None) -> d
 def receiving(target: Target | None = None, *, device: Device | None = None) -> Iterator[None]:
     """Choose what ``ray.get`` receives tensors as in a ``with`` block, in this thread or task.
 
-    Ray receives the arguments of a method on a thread of its own, before the method runs: they follow ``register``.
+    Ray receives the arguments of a method on its own thread, before the method runs: they follow ``register``.
 
     Parameters
     ----------

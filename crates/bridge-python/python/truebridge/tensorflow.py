@@ -33,7 +33,7 @@ class Feed(np.ndarray):
     """The handle of a tensor that can be fed: two numbers. ``feed`` returns it.
 
     Runs can read the tensor any number of times as long as this object lives. They keep the memory for as long as they
-    need it. It cannot be pickled, because a handle is valid in its process alone.
+    need it. It cannot be pickled, because a handle is valid only in its process.
     """
 
     _kept: _core.Feed | None = None

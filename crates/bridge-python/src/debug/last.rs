@@ -1,8 +1,8 @@
 //! Whether this package is the last owner of memory.
 //!
-//! A [`KeepAlive`] is taken of the object that frees the memory: a storage of PyTorch, a memory block of CuPy, an array of
-//! NumPy. It is the last owner if it has the only reference left, the object is of a kind that frees the memory itself,
-//! and the bytes lie inside that memory. Everything else counts as shared.
+//! A [`KeepAlive`] is taken of the object that frees the memory: a storage of PyTorch, a memory block of CuPy, an array
+//! of NumPy. It is the last owner if it has the only reference left, the object is of a kind that frees the memory
+//! itself, and the bytes lie inside that memory. Everything else counts as shared.
 
 use bridge_pyo3::{PyTensor, drop_guarded, probe, with_gil};
 use pyo3::exceptions::PyValueError;
@@ -131,7 +131,7 @@ fn of_cupy(memory: &Bound<'_, PyAny>, bytes: &Range<usize>) -> PyResult<bool> {
     Ok(own && is_within(bytes, number(intern!(py, "ptr"))?, number(intern!(py, "size"))?))
 }
 
-/// An array with memory of its own, to which only its views refer that are dropped with this reference.
+/// An array with its own memory, to which only its views refer that are dropped with this reference.
 fn of_numpy(array: &Bound<'_, PyAny>, bytes: &Range<usize>) -> PyResult<bool> {
     let py = array.py();
     let kind = py.import(intern!(py, "numpy"))?.getattr(intern!(py, "ndarray"))?;

@@ -25,7 +25,7 @@ pub(crate) trait Owned {
     /// Whether the memory was made or opened for the call: then it is not gone.
     const IS_FRESH: bool = false;
 
-    /// Returns a keep_alive on its memory, if its framework can say whether that is the last.
+    /// Returns a keep-alive on its memory, if its framework can say whether that is the last.
     fn keep_alive(&self, framework: &str) -> PyResult<Option<KeepAlive>> {
         let _ = framework;
         Ok(None)
@@ -141,7 +141,7 @@ impl Drop for Ending {
             if constant != lived {
                 found(py, "write", (device, 0, 0), place);
             }
-            // What the framework itself has kept for the tensor goes first, so that the keep_alive can be the last.
+            // What the framework itself has kept for the tensor goes first, so that the keep-alive can be the last.
             drop(exported);
             let is_freed =
                 |keep_alive: &KeepAlive| poison::is_on() && !bytes.is_empty() && keep_alive.is_last(py, &bytes);
@@ -166,7 +166,8 @@ fn constant(exported: &Export) -> Option<u64> {
     Some(hash.finish())
 }
 
-/// Overwrites memory that this keep_alive alone owns, and gives it back. Beside the keep_alive is what keeps the stream.
+/// Overwrites memory that this keep-alive alone owns, and gives it back. Next to the keep-alive is what keeps the
+/// stream.
 fn overwrite(
     keep_alive: (KeepAlive, Option<Keep>),
     bytes: Range<usize>,
@@ -176,22 +177,22 @@ fn overwrite(
 ) {
     match (device.kind, stream) {
         (DeviceKind::CPU, None) => {
-            // SAFETY: the memory is the keep_alive's, which has the only reference, and as host memory without a stream no
-            // device uses it.
+            // SAFETY: the memory is the keep-alive's, which has the only reference, and as host memory without a stream
+            // no device uses it.
             unsafe { ptr::with_exposed_provenance_mut::<u8>(bytes.start).write_bytes(poison::BYTE, bytes.len()) };
             poison::filled();
         }
         (DeviceKind::CUDA, Some(stream)) => {
             let Ok(link) = bridge_cuda::link() else { return };
-            // SAFETY: the memory is the keep_alive's, which has the only reference. It is dropped below, after this work in
-            // the order of its allocator or after the device has done it.
+            // SAFETY: the memory is the keep-alive's, which has the only reference. It is dropped below, after this
+            // work in the order of its allocator or after the device has done it.
             let filled = unsafe { link.poison(device, bytes.start, bytes.len(), stream) };
             if filled.is_ok() && reuse == Reuse::Unknown {
                 let access = Access::ReadWrite;
                 let allocation = Allocation::new(bytes, device, access, Some(stream), reuse);
-                // SAFETY: the keep_alive keeps the memory, on this device, and may be dropped on any thread.
+                // SAFETY: the keep-alive keeps the memory, on this device, and may be dropped on any thread.
                 let memory = unsafe { Memory::new(allocation, keep_alive) };
-                // SAFETY: the memory keeps its stream, beside the keep_alive.
+                // SAFETY: the memory keeps its stream, next to the keep-alive.
                 unsafe { ordering().release_later(device, stream, Box::new(memory)) };
             }
         }

@@ -1,7 +1,7 @@
 //! Records of the process's transfers, for `truebridge.trace`. It observes and transfers nothing.
 //!
-//! Every function that takes tensors across runs its body in [`call`], and `crate::conversions` notes in it what becomes of
-//! each tensor. While no trace is open that costs one relaxed load.
+//! Every function that takes tensors across runs its body in [`call`], and `crate::conversions` notes in it what
+//! becomes of each tensor. While no trace is open that costs one relaxed load.
 
 mod table;
 

@@ -59,7 +59,7 @@ fn without_value(variable: &PyTensor<'_>, error: Option<PyErr>) -> Error {
     }
 }
 
-/// Borrows an eager tensor. The value of a variable is a tensor of its own, so it is exported.
+/// Borrows an eager tensor. The value of a variable is its own tensor, so it is exported.
 pub(crate) fn borrow<'a>(process: &'static Process, object: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
     if !process.is_eager(object) {
         return Borrowed::of(object, export(process, object)?);

@@ -33,7 +33,7 @@ impl Handle {
     /// Returns a handle to the memory of a tensor.
     pub(crate) fn of(eager: &'static EagerRuntime, tensor: &RuntimeTensor) -> Result<Self> {
         let status = Status::new(&eager.runtime.core);
-        // SAFETY: the tensor is alive, and the handle takes a reference of its own; the result is ours.
+        // SAFETY: the tensor is alive, and the handle takes its own reference; the result is ours.
         let handle =
             unsafe { Self::from_raw(eager, (eager.functions.TFE_NewTensorHandle)(tensor.raw(), status.raw())) };
         status.check()?;

@@ -7,7 +7,7 @@
 //! | [`devices`] | the devices of an eager context, and the stream of each |
 //! | [`seen`] | what TensorFlow says of a handle |
 //! | [`copy`] | copies in memory of TensorFlow's |
-//! | [`native`] | a context of its own, without Python |
+//! | [`native`] | its own context, without Python |
 //! | `process` | the TensorFlow of this Python process: its classes, its context |
 //! | `export`, `import` | Python objects out of TensorFlow, and into it |
 //! | `python` | the adapter for them |

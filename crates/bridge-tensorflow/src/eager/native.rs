@@ -1,4 +1,4 @@
-//! The eager runtime in a context of its own, without Python.
+//! The eager runtime in its own context, without Python.
 
 use crate::eager::copy::{copied_on_device, copied_on_host};
 use crate::eager::devices::{Devices, elsewhere};
@@ -35,7 +35,7 @@ bridge_core::debug_fields!(impl[] Eager);
 #[derive(Clone, Copy)]
 struct Context(NonNull<TFE_Context>);
 
-// SAFETY: TensorFlow guards contexts with locks of its own.
+// SAFETY: TensorFlow guards contexts with its own locks.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}

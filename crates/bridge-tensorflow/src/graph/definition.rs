@@ -16,7 +16,7 @@ pub(crate) struct Graph {
     raw: NonNull<TF_Graph>,
 }
 
-// SAFETY: TensorFlow guards graphs with a lock of its own.
+// SAFETY: TensorFlow guards graphs with its own lock.
 unsafe impl Send for Graph {}
 // SAFETY: as above.
 unsafe impl Sync for Graph {}

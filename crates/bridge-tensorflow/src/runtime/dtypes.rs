@@ -4,7 +4,7 @@ use bridge_core::{DType, Error, ErrorKind, Result};
 use std::ffi::c_int;
 
 /// The dtypes that TensorFlow and DLPack share. Those of less than a byte are left out: TensorFlow keeps each element
-/// in a byte of its own, DLPack packs them.
+/// in its own byte, DLPack packs them.
 pub(crate) const DTYPES: &[(DType, c_int)] = &[
     (DType::FLOAT32, 1),
     (DType::FLOAT64, 2),

@@ -64,7 +64,7 @@ unsafe extern "C" fn create<K: Kernel, const SLOT: usize>(construction: *mut TF_
     let attribute = K::ATTRIBUTE.zip(Runtime::in_slot(SLOT)).map_or(0, |(attribute, runtime)| {
         let (mut value, status) = (0, Status::new(&runtime.core));
         let get = runtime.core.TF_OpKernelConstruction_GetAttrInt32;
-        // SAFETY: TensorFlow passes a construction of its own; the output is writable. The operation has the attribute.
+        // SAFETY: TensorFlow passes its own construction; the output is writable. The operation has the attribute.
         unsafe { get(construction, attribute.as_ptr(), &mut value, status.raw()) };
         value
     });
@@ -122,7 +122,7 @@ const ANY_SHAPE: [InferShapes; 2] = [any_shape::<0>, any_shape::<1>];
 
 unsafe extern "C" fn any_shape<const SLOT: usize>(context: *mut TF_ShapeInferenceContext, status: *mut TF_Status) {
     if let Some(runtime) = Runtime::in_slot(SLOT) {
-        // SAFETY: TensorFlow passes a context and a status of its own.
+        // SAFETY: TensorFlow passes a context and its own status.
         unsafe { (runtime.core.TF_ShapeInferenceContextSetUnknownShape)(context, status) };
     }
 }
@@ -212,7 +212,7 @@ impl Call {
     pub(crate) fn output(&self, tensor: &RuntimeTensor) -> Result<()> {
         let core = &self.runtime.core;
         let status = Status::new(core);
-        // SAFETY: the context and the tensor are alive; TensorFlow takes a reference of its own.
+        // SAFETY: the context and the tensor are alive; TensorFlow takes its own reference.
         unsafe { (core.TF_SetOutput)(self.context, 0, tensor.raw(), status.raw()) };
         status.check()
     }

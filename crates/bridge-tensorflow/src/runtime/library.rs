@@ -84,7 +84,7 @@ pub(crate) struct Libraries {
 }
 
 /// Returns the folder with the libraries of a package: `path` itself, or a folder of it. The package of 1.15 is
-/// `tensorflow_core`; the `tensorflow` beside it has no libraries.
+/// `tensorflow_core`; the `tensorflow` next to it has no libraries.
 ///
 /// # Errors
 ///

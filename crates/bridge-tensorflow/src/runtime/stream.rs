@@ -35,7 +35,7 @@ impl Kernel for Report {
         // driver as soon as TensorFlow has freed it, which is when this operation is over.
         let gpu = gpu_of(input.address()).ok().flatten();
         let ordinal = gpu.map_or(NO_CUDA, |gpu| i64::from(gpu.index));
-        // SAFETY: the kernel is registered for GPUs alone.
+        // SAFETY: the kernel is registered only for GPUs.
         let stream = unsafe { call.stream() }?;
         let report = [stream.handle(), ordinal as u64];
         call.output(&RuntimeTensor::of(&call.runtime.core, INT64, &report)?)

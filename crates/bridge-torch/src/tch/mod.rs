@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 /// The libtorch of this process, whose tensors are [`tch::Tensor`](::tch::Tensor).
 ///
-/// A tensor is converted in any layout. Memory of another owner becomes a `tch` tensor over `torch_from_blob`, a C function
-/// of libtorch 2.11 and later, and returns to its owner when libtorch drops the last tensor over its storage.
+/// A tensor is converted in any layout. Memory of another owner becomes a `tch` tensor over `torch_from_blob`, a C
+/// function of libtorch 2.11 and later, and returns to its owner when libtorch drops the last tensor over its storage.
 ///
 /// ```no_run
 /// use bridge_core::{HostOnly, Options, Ordering, transfer};

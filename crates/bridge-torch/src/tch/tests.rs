@@ -49,7 +49,7 @@ fn the_profile_has_the_dtypes_of_tch() {
         (profile.name.as_str(), profile.strides, profile.devices[0]),
         ("tch", Strides::NonNegative, DeviceKind::CPU)
     );
-    // A libtorch for the host alone has no allocator of blocks that streams use.
+    // A libtorch for the host only has no allocator of blocks that streams use.
     assert_eq!(profile.private_functions, RecordStream::find().is_some());
     for dtype in [DType::BOOL, DType::UINT8, DType::INT64, DType::FLOAT16, DType::BFLOAT16, DType::COMPLEX32] {
         assert!(profile.dtypes.contains(&dtype), "{dtype}");

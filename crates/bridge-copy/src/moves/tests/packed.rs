@@ -1,4 +1,4 @@
-//! Many pieces that move together, beside the same elements copied one by one.
+//! Many pieces that move together, next to the same elements copied one by one.
 
 mod across;
 

@@ -243,7 +243,7 @@ struct Inside {
 const OWN: u64 = 1_000_000;
 
 impl Fake {
-    /// Ends an adoption, for which the store has a ticket of its own.
+    /// Ends an adoption, for which the store has its own ticket.
     fn finish(&self, index: usize, works: bool) {
         let mut inside = locked(&self.0);
         if inside.tasks.is_empty() {

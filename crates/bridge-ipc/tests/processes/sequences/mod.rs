@@ -48,7 +48,7 @@ fn any_sequence_is_survived() {
     assert!(run.status().unwrap().success());
 }
 
-/// What is beside the sequences: an exporter that keeps to the protocol, and a view of it.
+/// What is next to the sequences: an exporter that keeps to the protocol, and a view of it.
 struct Beside {
     exporter: Exporter,
     tickets: Vec<Ticket>,

@@ -15,7 +15,7 @@ def _platform(index: int | None) -> str:
 
 
 def _made(jax: Any, array: Any, index: int | None) -> Any:
-    """Return an array with memory of its own, which is computed."""
+    """Return an array with its own memory, which is computed."""
     with jax.default_device(jax.local_devices(backend=_platform(index))[index or 0]):
         return jax.numpy.array(array, copy=True).block_until_ready()
 
