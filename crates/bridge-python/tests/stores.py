@@ -104,7 +104,7 @@ def started(path: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "truebridge", "store", path, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("keeps names at"), process.wait()
+    assert process.stdout.readline().startswith("stores names at"), process.wait()
     return process
 
 

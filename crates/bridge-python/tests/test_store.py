@@ -342,13 +342,13 @@ def test_descriptors_are_left_for_connections(path: str) -> None:
     code = """
 import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-sys.argv[1:1] = ["keep"]
+sys.argv[1:1] = ["store"]
 runpy.run_module("truebridge", run_name="__main__")
 """
     command = [sys.executable, "-c", code, path]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None and process.stdout.readline().startswith("keeps")
+        assert process.stdout is not None and process.stdout.readline().startswith("stores")
         with tb.connect(path) as client:
             with pytest.raises(tb.BridgeMemoryError, match="open files"):
                 for number in range(200):

@@ -37,12 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
         "bench", parents=[common], help="what a conversion costs, beside the frameworks' own functions"
     )
     measures.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure (%(default)g)")
-    store = commands.add_parser("keep", help="keep tensors that processes put under names, beyond their end")
-    store.add_argument("path", help="where to serve names")
-    store.add_argument(
+    storing = commands.add_parser("store", help="own tensors that processes put under names, beyond their end")
+    storing.add_argument("path", help="where to serve names")
+    storing.add_argument(
         "--max-bytes", type=number_of_bytes, metavar="N", help="the most bytes, such as 60G, of the host and of devices"
     )
-    store.add_argument(
+    storing.add_argument(
         "--user", type=int, action="append", default=[], dest="users", metavar="N", help="another user who may connect"
     )
     chosen = vars(parser.parse_args(arguments))

@@ -38,6 +38,6 @@ def store(path: str, max_bytes: int | None, users: list[int]) -> str:
     with serve(path, persistent=True, max_bytes=max_bytes):
         limit = "no limit" if max_bytes is None else f"at most {max_bytes:,} bytes"
         with contextlib.suppress(OSError):
-            print(f"keeps names at {path}: {limit}", flush=True)
+            print(f"stores names at {path}: {limit}", flush=True)
         signal.sigwait(ends)
     return f"ends at {path}: processes that use its tensors hand them to the next store there"
