@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import math
 import operator
@@ -183,11 +184,18 @@ def usual(subject: Subject) -> list[Usual]:
     def make(seed: int) -> Any:
         return subject.create(Spec("float32", [4, 6], [1, 4], 0, 24), elements(seed, 96))
 
-    sample = make(0)
+    def works(name: str) -> bool:
+        sample = make(0)
+        try:
+            return callable(getattr(sample, name, None)) and bool([operator.methodcaller(name)(sample)])
+        except RuntimeError:
+            # Warp flattens no array with gaps.
+            return False
+
     return own + [
         Usual(f"a tensor whose {name} is called later", make, afterwards=operator.methodcaller(name))
         for name in HARMLESS
-        if callable(getattr(sample, name, None))
+        if works(name)
     ]
 
 
@@ -199,6 +207,9 @@ class Optional:
 
     def raising(self) -> Sequence[Raising]:
         return []
+
+    def version(self, tensor: Any) -> int | None:
+        return None
 
     def part(self, tensor: Any, start: int) -> Any:
         raise NotImplementedError
@@ -243,3 +254,82 @@ class Unwritable(SingleStream):
 
     def write(self, tensor: Any, data: bytes) -> None:
         raise TypeError("tensors of TensorFlow cannot be written to")
+
+
+class Arrays:
+    """What NumPy and CuPy share: arrays with strides in bytes."""
+
+    def __init__(self, module: Any) -> None:
+        import numpy
+
+        self.numpy = numpy
+        self.module = module
+        self.named = {name: dtype for name in NAMES if (dtype := self.dtype(name)) is not None}
+        # Objects that exist now stay: garbage collection need not visit them.
+        gc.collect()
+        gc.freeze()
+
+    def address(self, array: Any) -> int:
+        """Return the address of the first element."""
+        raise NotImplementedError
+
+    def upload(self, memory: Any, data: Any) -> None:
+        """Copy bytes, a NumPy array, into memory of the framework. Wait until they are there."""
+        raise NotImplementedError
+
+    def view(self, memory: Any, dtype: Any, shape: list[int], offset: int, strides: list[int]) -> Any:
+        """Return an array over ``memory``. Offset and strides are in bytes."""
+        raise NotImplementedError
+
+    def dtype(self, name: str) -> Any:
+        try:
+            return self.numpy.dtype(name)
+        except TypeError:
+            pass
+        try:
+            # The package names them for NumPy.
+            return self.numpy.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+        except (ImportError, AttributeError, TypeError):
+            return None
+
+    def bits(self, array: Any) -> Any:
+        """Return the same memory as integers, which no kernel changes; elements of 16 bytes stay what they are."""
+        return array.view(f"i{array.itemsize}") if array.itemsize <= 8 else array
+
+    def elements(self, data: bytes, like: Any) -> Any:
+        return self.numpy.frombuffer(data, dtype=like.dtype).reshape(like.shape)
+
+    def strides(self, array: Any) -> list[int]:
+        # Those of a field of records need not be whole elements.
+        return [stride // array.itemsize for stride in array.strides]
+
+    def create(self, spec: Spec, data: bytes) -> Any:
+        memory = placed(self.allocate, self.address, len(data), spec.align)
+        self.upload(memory, self.numpy.frombuffer(data, dtype="uint8"))
+        return self.over(memory, spec)
+
+    def create_unwritten(self, spec: Spec) -> Any:
+        nbytes = spec.base * self.named[spec.dtype].itemsize
+        return self.over(placed(self.allocate, self.address, nbytes, spec.align), spec)
+
+    def over(self, memory: Any, spec: Spec) -> Any:
+        dtype = self.named[spec.dtype]
+        size = dtype.itemsize
+        return self.view(memory, dtype, spec.shape, spec.offset * size, [stride * size for stride in spec.strides])
+
+    def fill(self, array: Any, byte: int) -> None:
+        bits = self.bits(array)
+        bits[...] = self.numpy.frombuffer(bytes([byte]) * bits.itemsize, dtype=bits.dtype)[0]
+
+    def part(self, array: Any, start: int) -> Any:
+        return array[start:]
+
+    def allocate(self, nbytes: int) -> Any:
+        return self.module.empty(nbytes, dtype="uint8")
+
+    def snapshot(self, source: Any, into: Any) -> None:
+        bits = self.bits(source)
+        into.view(bits.dtype).reshape(bits.shape)[...] = bits
+
+    def import_natively(self, other: Any) -> Any:
+        return taken(self.module.from_dlpack, other)

@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from truebridge_conformance.subjects import Bench, Capabilities, Observed, Stream, Subject, shape
-from truebridge_conformance.subjects.arrays import Arrays
-from truebridge_conformance.subjects.common import allocator, collect
+from truebridge_conformance.subjects import Bench, Capabilities, Observed, Stream, Subject, Usual, shape
+from truebridge_conformance.subjects.common import Arrays, allocator, collect, elements
 from truebridge_conformance.subjects.streams import CYCLES, PER_THREAD, ManyStreams
 
 #: The allocator of this process, which two subjects share: its name and its pool, ``None`` where it has none.
@@ -112,6 +111,56 @@ class CuPy(Arrays, ManyStreams):
     def write(self, array: Any, data: bytes) -> None:
         bits = self.bits(array)
         bits[...] = self.cupy.asarray(self.elements(data, bits))
+
+    def own(self, seed: int, dtype: str = "float32", shape: tuple[int, ...] = (4, 6)) -> Any:
+        """Return an array that owns its memory."""
+        array = self.cupy.empty(shape, dtype)
+        if array.size:
+            self.upload(array, self.numpy.frombuffer(elements(seed, array.nbytes), dtype).reshape(shape))
+        return array
+
+    def filled(self, memory: Any, seed: int) -> Any:
+        """Return an array over memory that no pool of CuPy has."""
+        array = self.cupy.ndarray((4, 6), "float32", self.cupy.cuda.MemoryPointer(memory, 0))
+        array[...] = self.own(seed)
+        self.current().synchronize()
+        return array
+
+    def borrowed(self, seed: int) -> Any:
+        """Return an array over memory of another owner, as CuPy's page on other libraries shows it."""
+        owner = self.own(seed)
+        return self.filled(self.cupy.cuda.UnownedMemory(owner.data.ptr, owner.nbytes, owner), seed)
+
+    def usual(self) -> list[Usual]:
+        cupy, own = self.cupy, self.own
+
+        class Tagged(cupy.ndarray):  # type: ignore[misc, name-defined]
+            pass
+
+        def emptied(_: Any) -> None:
+            self.settle()
+
+        return [
+            Usual("an array that owns its memory", own),
+            Usual("an array in the order of Fortran", lambda seed: own(seed).copy(order="F")),
+            Usual("a number in an array", lambda seed: own(seed, shape=())),
+            Usual("an array without elements", lambda seed: own(seed, shape=(3, 0))),
+            Usual("a part of an array", lambda seed: own(seed)[1:, ::2]),
+            Usual("an array from its end", lambda seed: own(seed)[::-1]),
+            Usual("a transposed array", lambda seed: own(seed).T),
+            Usual("a broadcast row", lambda seed: cupy.broadcast_to(own(seed, shape=(6,)), (4, 6))),
+            Usual("the real parts", lambda seed: own(seed, "complex64").real),
+            Usual("bytes seen as another dtype", lambda seed: own(seed).view("int16")),
+            Usual("an array of NumPy's elements", lambda seed: cupy.asarray(own(seed).get())),
+            Usual("an array that was imported", lambda seed: cupy.from_dlpack(own(seed))),
+            Usual("an array of a subclass", lambda seed: own(seed).view(Tagged)),
+            Usual("managed memory", lambda seed: self.filled(cupy.cuda.ManagedMemory(96), seed)),
+            Usual("memory of no pool", lambda seed: self.filled(cupy.cuda.Memory(96), seed)),
+            Usual("memory of another owner", self.borrowed),
+            Usual("an array whose pool is emptied later", own, afterwards=emptied),
+            Usual("an array of the host", lambda seed: own(seed).get(), "not a tensor"),
+            Usual("a number", lambda seed: float(seed % 97), "not a tensor"),
+        ]
 
     def use_device(self, index: int) -> int:
         before: int = self.cupy.cuda.Device().id

@@ -159,6 +159,7 @@ class JAX(Unwritable):
             Usual("what is traced", self.traced, "not a tensor"),
             Usual("keys", lambda seed: jax.random.key(seed & 0xFFFF), "not a tensor"),
             Usual("elements of four bits", lambda seed: own(seed).astype("int4"), "dtype"),
+            Usual("elements of one bit", lambda seed: own(seed).astype("int1"), "dtype"),
             Usual("a number", lambda seed: float(seed % 97), "not a tensor"),
         ]
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from truebridge_conformance.subjects import Bench, Capabilities, Observed, Raising, Spec, Subject, Usual, shape
-from truebridge_conformance.subjects.arrays import Arrays
-from truebridge_conformance.subjects.common import SingleStream, collect, elements, placed, raising
+from truebridge_conformance.subjects.common import Arrays, SingleStream, collect, elements, placed, raising
 
 
 class NumPy(Arrays, SingleStream):

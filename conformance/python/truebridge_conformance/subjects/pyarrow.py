@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from truebridge_conformance.subjects import Capabilities, Observed, Spec
+from truebridge_conformance.subjects import Capabilities, Observed, Spec, Usual
+from truebridge_conformance.subjects.common import elements
 from truebridge_conformance.subjects.peers import Peer
 
 
@@ -56,6 +57,59 @@ class PyArrow(Peer):
         array = array.view()
         array.flags.writeable = False
         return self.pyarrow.Tensor.from_numpy(array)
+
+    def values(self, seed: int) -> Any:
+        return self.lens.numpy.frombuffer(elements(seed, 96), "float32")
+
+    def own(self, seed: int) -> Any:
+        return self.pyarrow.array(self.values(seed))
+
+    def with_null(self, seed: int) -> Any:
+        """Return an array whose first element is missing."""
+        values = self.values(seed)
+        return self.pyarrow.array(values, mask=self.lens.numpy.arange(values.size) == 0)
+
+    def rows(self, seed: int) -> Any:
+        """Return an array of which each element is a list of six."""
+        return self.pyarrow.FixedSizeListArray.from_arrays(self.own(seed), 6)
+
+    def shaped(self, seed: int) -> Any:
+        """Return an array of which each element is a tensor."""
+        kind = self.pyarrow.fixed_shape_tensor(self.pyarrow.float32(), [2, 3])
+        return self.pyarrow.ExtensionArray.from_storage(kind, self.rows(seed))
+
+    def usual(self) -> list[Usual]:
+        arrow, own = self.pyarrow, self.own
+
+        def tensor(seed: int) -> Any:
+            return arrow.Tensor.from_numpy(self.values(seed).reshape(4, 6).copy())
+
+        return [
+            Usual("an array", own),
+            Usual("a part of an array", lambda seed: own(seed)[3:9]),
+            Usual("an array without elements", lambda seed: own(seed)[:0]),
+            Usual("the part of an array that has no nulls", lambda seed: self.with_null(seed)[1:]),
+            Usual("an array whose nulls were filled", lambda seed: self.with_null(seed).fill_null(1.0)),
+            Usual("a column of a batch", lambda seed: arrow.record_batch({"x": own(seed)}).column(0)),
+            Usual("a piece of a column of a table", lambda seed: arrow.table({"x": own(seed)}).column(0).chunk(0)),
+            Usual("the values of lists", lambda seed: self.rows(seed).values),
+            Usual("a tensor", tensor),
+            Usual("a transposed tensor", lambda seed: arrow.Tensor.from_numpy(tensor(seed).to_numpy().T)),
+            Usual("a part of a tensor", lambda seed: arrow.Tensor.from_numpy(tensor(seed).to_numpy()[1:, ::2])),
+            Usual("a tensor of tensors", lambda seed: self.shaped(seed).to_tensor()),
+            Usual("an array with a null", self.with_null, "not a tensor"),
+            Usual("a column of a table", lambda seed: arrow.table({"x": own(seed)}).column(0), "not a tensor"),
+            Usual("a batch", lambda seed: arrow.record_batch({"x": own(seed)}), "not a tensor"),
+            Usual("a buffer", lambda _: arrow.allocate_buffer(96), "not a tensor"),
+            Usual("a number", lambda seed: own(seed)[0], "not a tensor"),
+            Usual("bools", lambda _: arrow.array([True, False]), "dtype"),
+            Usual("texts", lambda _: arrow.array(["a", "b"]), "dtype"),
+            Usual("dates", lambda _: arrow.array([1, 2], arrow.date32()), "dtype"),
+            Usual("times", lambda _: arrow.array([1, 2], arrow.timestamp("s")), "dtype"),
+            Usual("categories", lambda _: arrow.array(["a", "b"]).dictionary_encode(), "dtype"),
+            Usual("lists", self.rows, "dtype"),
+            Usual("records", lambda seed: arrow.array([{"x": seed & 7}]), "dtype"),
+        ]
 
     def seen(self, tensor: Any) -> tuple[str, list[int], list[int], int]:
         kind = self.lens.numpy.dtype(tensor.type.to_pandas_dtype())

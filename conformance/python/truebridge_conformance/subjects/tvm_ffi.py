@@ -4,9 +4,10 @@
 # ruff: noqa: D102, D107
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from truebridge_conformance.subjects import Capabilities
+from truebridge_conformance.subjects import Capabilities, Usual
 from truebridge_conformance.subjects.peers import Peer
 
 
@@ -51,6 +52,26 @@ class TVMFFI(Peer):
 
     def seen(self, tensor: Any) -> tuple[str, list[int], list[int], int]:
         return str(tensor.dtype), list(tensor.shape), list(tensor.strides), tensor.data_ptr()
+
+    def own(self, seed: int) -> Any:
+        with self.inside():
+            return self.tvm_ffi.from_dlpack(self.lens.own(seed))
+
+    def usual(self) -> list[Usual]:
+        def of(change: Callable[[Any], Any]) -> Callable[[int], Any]:
+            return lambda seed: self.tvm_ffi.from_dlpack(change(self.lens.own(seed)))
+
+        return [
+            Usual("a tensor", self.own),
+            Usual("a tensor of a tensor", lambda seed: self.tvm_ffi.from_dlpack(self.own(seed))),
+            Usual("a part of an array", of(lambda array: array[1:, ::2])),
+            Usual("a transposed array", of(lambda array: array.T)),
+            Usual("an array without elements", of(lambda array: array[:0])),
+            Usual("a number in an array", of(lambda array: array[0, :1].reshape(()))),
+            Usual("a shape", lambda _: self.tvm_ffi.Shape((4, 6)), "not a tensor"),
+            Usual("a dtype", lambda _: self.tvm_ffi.dtype("float32"), "not a tensor"),
+            Usual("a number", lambda seed: float(seed % 97), "not a tensor"),
+        ]
 
     def submitted(self, tensor: Any) -> Any:
         if not self.on_host and self.handle_now:

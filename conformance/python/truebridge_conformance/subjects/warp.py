@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from truebridge_conformance.subjects import Capabilities
+from truebridge_conformance.subjects import Capabilities, Usual
+from truebridge_conformance.subjects.common import elements
 from truebridge_conformance.subjects.peers import Peer
 
 
@@ -46,6 +47,30 @@ class Warp(Peer):
         )
         made.memory_of_suite = memory
         return made
+
+    def own(self, seed: int, **keywords: Any) -> Any:
+        numpy = self.lens.numpy
+        values = numpy.frombuffer(elements(seed, 96), "float32").reshape(4, 6)
+        return self.warp.array(values, dtype=self.warp.float32, device=self.there, **keywords)
+
+    def usual(self) -> list[Usual]:
+        own = self.own
+        return [
+            Usual("an array", own),
+            Usual("a part of an array", lambda seed: own(seed)[1:, ::2]),
+            Usual("a transposed array", lambda seed: own(seed).transpose()),
+            Usual("a flat array", lambda seed: own(seed).flatten()),
+            Usual("an array of another shape", lambda seed: own(seed).reshape((2, 12))),
+            Usual("bytes seen as another dtype", lambda seed: own(seed).view(self.warp.int32)),
+            Usual("an array with a gradient", lambda seed: own(seed, requires_grad=True)),
+            Usual("a copy", lambda seed: self.warp.clone(own(seed))),
+            Usual(
+                "chosen rows",
+                lambda seed: own(seed)[self.warp.array([0, 2], dtype=int, device=self.there)],
+                "not a tensor",
+            ),
+            Usual("a number", lambda seed: float(seed % 97), "not a tensor"),
+        ]
 
     def seen(self, tensor: Any) -> tuple[str, list[int], list[int], int]:
         dtype = tensor.dtype.__name__
