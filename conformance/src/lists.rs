@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 /// The most kinds of pieces in a list. Few, as some frameworks compile a kernel for every shape.
-const KINDS: usize = 6;
+pub(crate) const KINDS: usize = 6;
 
 /// Bytes of the compact pieces.
 const SIZES: [usize; 2] = [1 << 10, 4 << 10];

@@ -292,28 +292,41 @@ const LARGE: [usize; 3] = [2 << 20, 5 << 20, 16 << 20];
 /// suite whose elements a subject counts has more than 2^20.
 const MOST_LARGE: usize = (1 << 20) - 1024;
 
-/// Chooses a tensor of megabytes whose edges are ragged, and whose dimensions may be permuted.
+/// Chooses a tensor of megabytes whose edges are ragged. Its dimensions may be permuted, with gaps between them, run
+/// backwards, or repeat.
 pub(crate) fn large(sides: &Sides) -> BoxedStrategy<Spec> {
     let strided = sides.from.profile.strides != Strides::Compact;
     let ranks = sides.common_ranks();
-    let kinds = if ranks.contains(&2) { 3 } else { 1 };
+    let (reversed, broadcasts) = (sides.from.can.negative_strides, sides.from.can.broadcasts);
+    let kinds = match () {
+        _ if ranks.contains(&2) && strided => 8,
+        _ if ranks.contains(&2) => 2,
+        _ => 1,
+    };
     (select(sides.common_dtypes()), select(&LARGE[..]), 1i64..70, 0i64..9, 0..kinds)
         .prop_map(move |(dtype, nbytes, rows, ragged, kind)| {
             let count = (nbytes / model::itemsize(dtype)).min(MOST_LARGE) as i64;
             let length = count / rows + ragged;
+            let view = |strides: [i64; 2], offset: i64, base: i64| {
+                let (offset, base) = (offset as usize, base as usize);
+                Spec { strides: strides.into(), offset, base, ..Spec::compact(dtype, &[rows, length]) }
+            };
+            let (wide, channels) = (length + 1 + ragged, 2 + ragged % 3);
             let mut spec = match kind {
                 0 => Spec::compact(dtype, &[rows * length + ragged]),
                 1 => Spec::compact(dtype, &[rows, length]),
                 // Columns of a matrix that is a little wider.
-                _ => Spec {
-                    strides: vec![1, rows + 1],
-                    base: ((rows + 1) * length) as usize,
-                    ..Spec::compact(dtype, &[rows, length])
-                },
+                2 => view([1, rows + 1], 0, (rows + 1) * length),
+                3 => view([wide, 1], 1, rows * wide + 1),
+                4 => view([2 * length, 2], ragged, 2 * rows * length + ragged),
+                5 if reversed => view([-wide, -1], rows * wide - 1, rows * wide),
+                6 if broadcasts => view([0, 1], 0, length),
+                // An image, of whose channels each is to be a plane.
+                _ => {
+                    let shape = [channels, rows, length / channels];
+                    Spec { strides: vec![1, channels * shape[2], channels], ..Spec::compact(dtype, &shape) }
+                }
             };
-            if !strided {
-                spec = model::compact(&spec);
-            }
             if *ranks.end() == 0 {
                 Spec::compact(dtype, &[])
             } else {

@@ -102,6 +102,10 @@ pub struct Capabilities {
     /// Whether [`Subject::on_stream`] takes streams of other frameworks too.
     #[serde(default = "yes")]
     pub external_streams: bool,
+    /// Whether its adapter refuses to export a view that must not be written to, and was: see
+    /// [`Options::watch`](bridge_core::Options::watch).
+    #[serde(default)]
+    pub watches: bool,
     /// Whether [`Subject::usual`] makes tensors.
     #[serde(default)]
     pub usual: bool,
@@ -143,6 +147,7 @@ impl Default for Capabilities {
             legacy_stream: false,
             compiles: false,
             external_streams: true,
+            watches: false,
             usual: false,
             raises: false,
             imports: None,
@@ -318,6 +323,17 @@ pub trait Subject: Adapter {
     fn part(&self, tensor: &Self::Tensor, start: usize) -> Option<Result<Self::Tensor>> {
         let _ = (tensor, start);
         None
+    }
+
+    /// Returns a number that is larger after each write to the tensor that the framework knows of, a copy into it
+    /// included. By it autograd notices that a tensor which it has saved has changed. `None` where writes are not counted.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn version(&self, tensor: &Self::Tensor) -> Result<Option<u64>> {
+        let _ = tensor;
+        Ok(None)
     }
 
     /// Makes one of the tensors that the framework's users make: those with the numbers from 0 on, until there is

@@ -39,6 +39,7 @@ fn what_is_left_out_where_nothing_writes_and_there_is_one_stream() {
             "release_order",
             "batch",
             "elements",
+            "targets",
             "far",
             "huge",
             "staging",
@@ -56,6 +57,6 @@ fn what_is_left_out_where_nothing_writes_and_there_is_one_stream() {
     );
     assert_eq!(
         left_out(Habits::Generous, Habits::Immutable),
-        ["elements", "torn", "users", "raises", "graph", "moves"]
+        ["elements", "targets", "torn", "users", "raises", "graph", "moves"]
     );
 }

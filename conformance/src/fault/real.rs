@@ -69,6 +69,18 @@ real_faults! {
     "paddle_deleters_by_address", "life", "numpy" -> "paddle", on_device false;
     "numpy_memory_leaked", "growth", "torch" -> "numpy", on_device false;
     "torch_object_leaked", "growth", "numpy" -> "torch", on_device false;
+    "torch_write_counted_once", "elements", "numpy" -> "torch", on_device false;
+    "numpy_constant_missed", "chain", "jax" -> "numpy", on_device false;
+    "torch_watch_forgotten", "options", "jax" -> "torch", on_device false;
+    "core_flips_of_first", "elements", "torch" -> "numpy", on_device false;
+    "core_target_repeats", "targets", "numpy" -> "torch", on_device false;
+    "core_overlap_by_first", "targets", "numpy" -> "torch", on_device false;
+    "core_copy_not_permuted", "options", "torch" -> "numpy", on_device false;
+    "core_square_transposed", "options", "numpy" -> "torch", on_device false;
+    "dlpack_offset_ignored", "values", "dlpack" -> "numpy", on_device false;
+    "dlpack_flags_ignored", "read_only", "dlpack" -> "numpy", on_device false;
+    "dlpack_columns_assumed", "values", "dlpack" -> "numpy", on_device false;
+    "dlpack_refused_leaked", "growth", "dlpack" -> "numpy", on_device false;
     "core_reader_forgotten_elsewhere", "release_order", "torch" -> "cupy", on_device true;
     "core_part_not_noted", "release_order", "torch" -> "cupy", on_device true;
     "core_group_admits_all", "batch", "torch" -> "cupy", on_device true;

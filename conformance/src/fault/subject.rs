@@ -104,6 +104,10 @@ impl<A: Breakable> Subject for Faulty<A> {
         }
     }
 
+    fn version(&self, tensor: &A::Tensor) -> Result<Option<u64>> {
+        self.sound.version(tensor)
+    }
+
     fn usual(&self, number: usize, seed: u64) -> Option<Result<Usual<'_, A::Tensor>>> {
         self.sound.usual(number, seed)
     }

@@ -16,8 +16,8 @@ struct Link<X> {
     address: Option<usize>,
 }
 
-/// From the source to the target, to a third framework and back to the source: the bits, the address and the protection
-/// stay, whatever of the chain is dropped. Then a tensor that is not protected takes the same way, most likely at the same
+/// From the source to the target, a part of the view to a third framework, and back to the source: the bits, the address
+/// and the protection stay, whatever of the chain is dropped. Then a tensor that is not protected takes the same way, most likely at the same
 /// address: nothing is left of the one before.
 pub(super) fn chain<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     if model::numel(&case.spec.shape) == 0 {
@@ -43,6 +43,8 @@ fn once<F, T>(pair: &Pair<'_, F, T>, case: &Case, tensor: F, bits: &[u8], random
     let Some(there) = step(pair, pair.from, pair.to, &first, &options)? else { return Ok(()) };
     // Another view of the same memory, which is dropped at once.
     drop(step(pair, pair.from, pair.to, &first, &options)?);
+    let (there, bits) = part(pair, there, bits, random)?;
+    let bits = &bits[..];
     let onward = match pair.third {
         Some(third) => step(pair, pair.to, third, &there, &Options::default())?.map(|onward| (third, onward)),
         None => None,
@@ -69,6 +71,21 @@ fn once<F, T>(pair: &Pair<'_, F, T>, case: &Case, tensor: F, bits: &[u8], random
     same_bytes("what came back", &pair.from.read(&back.view)?, bits)
 }
 
+/// Returns a part of the view in every second case, where its framework makes such views, and the bits of the part.
+fn part<F, T>(
+    pair: &Pair<'_, F, T>,
+    whole: Link<T>,
+    bits: &[u8],
+    random: &mut Random,
+) -> Result<(Link<T>, Vec<u8>), Failure> {
+    let rows = pair.to.observe(&whole.view)?.shape.first().map_or(0, |rows| *rows as usize);
+    let start = random.below(2) * random.below(rows.max(1));
+    let made = if start > 0 { pair.to.part(&whole.view, start).transpose()? } else { None };
+    let Some(view) = made else { return Ok((whole, bits.to_vec())) };
+    let address = whole.address.map(|_| pair.to.observe(&view)).transpose()?.map(|seen| seen.address);
+    Ok((Link { view, address, ..whole }, bits[bits.len() / rows * start..].to_vec()))
+}
+
 /// Takes a view one step further, and judges the result. Returns `None` where it must be, and was, refused.
 fn step<F, T, A, B>(
     pair: &Pair<'_, F, T>,
@@ -93,10 +110,14 @@ fn step<F, T, A, B>(
     let seen = to.observe(&view)?;
     let in_place = expected == Expected::InPlace;
     // A framework that writes to it knows it as memory like any other.
-    let constant = in_place && (link.constant || from.capabilities().immutable) && to.profile().keeps_read_only;
+    let can = from.capabilities();
+    let keeps = in_place && to.profile().keeps_read_only;
+    let constant = keeps && (link.constant || can.immutable && !can.writes);
+    // What does not say that it may be written to is protected, once a framework keeps it read-only.
+    let unstated = keeps && can.immutable && can.writes;
     // What the caller promises not to write to is a constant from there on.
     let promised = options.is_read_only() && !to.profile().keeps_read_only;
-    let protected = in_place && link.protected && !promised;
+    let protected = in_place && link.protected && !promised || unstated;
     let address = link.address.filter(|_| in_place);
     let moved = address.is_some_and(|address| address != seen.address);
     ensure!(!moved, "{names}: in place, but {:#x} became {:#x}", tensor.address, seen.address);

@@ -16,8 +16,8 @@ const FEW: usize = 8;
 /// leaked that is as large, and far more than a window takes that leaks nothing.
 const BYTES: i64 = 2048;
 
-/// Equal conversions leave nothing behind: no lease, no memory, no Python objects. Every second one is made while the
-/// view of the one before lives.
+/// Equal conversions leave nothing behind, nor do those that are refused: no lease, no memory, no Python objects. Every
+/// second one is made while the view of the one before lives.
 pub(super) fn growth<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let leased = outstanding();
     let (tensor, _) = pair.create(case)?;
@@ -31,10 +31,21 @@ pub(super) fn growth<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
             let (other, _) = pair.transfer(&tensor, case.copy)?;
             drop((one, other));
         }
-        pair.returned(held)?;
+        pair.returned(held)
+    };
+    flat(pair, &format!("{} of the same tensor", words::counted(count, "conversion")), count, window)?;
+    drop(tensor);
+    pair.returned(leased)?;
+    refusals(pair, case)
+}
+
+/// What runs `count` calls again and again leaves no memory and no Python objects behind.
+fn flat<F, T>(pair: &Pair<'_, F, T>, all: &str, count: usize, window: impl Fn() -> Outcome) -> Outcome {
+    let window = || {
+        window()?;
         Ok::<_, Failure>(pair.usage()?)
     };
-    // What is allocated once for all conversions is allocated here.
+    // What is allocated once for all calls is allocated here.
     window()?;
     let before = pair.memory()?;
     let mut seen = vec![window()?];
@@ -49,9 +60,26 @@ pub(super) fn growth<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         steps.get(WINDOWS / 2).copied().unwrap_or_default()
     };
     let (objects, bytes) = (grown(|usage| usage.objects), grown(|usage| usage.resident));
-    let all = words::counted(count, "conversion");
-    ensure!(objects < count as i64 / 2, "{all} of the same tensor leave {objects} objects of Python behind");
-    ensure!(bytes < count as i64 * BYTES, "{all} of the same tensor leave {bytes} bytes of memory behind");
-    drop(tensor);
-    pair.returned(leased)
+    ensure!(objects < count as i64 / 2, "{all} leave {objects} objects of Python behind");
+    ensure!(bytes < count as i64 * BYTES, "{all} leave {bytes} bytes of memory behind");
+    Ok(())
+}
+
+/// Conversions that are refused leave nothing behind either: all that the source's users make and that is refused, in turn.
+fn refusals<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let mut refused = Vec::new();
+    for number in 0.. {
+        let Some(usual) = pair.from.usual(number, case.seed).transpose()? else { break };
+        refused.extend(usual.refused.map(|_| usual.tensor));
+    }
+    if refused.is_empty() {
+        return Ok(());
+    }
+    let window = || {
+        for tensor in refused.iter().cycle().take(WINDOW) {
+            ensure!(pair.transfer(tensor, case.copy).is_err(), "converted, and not refused");
+        }
+        Ok(())
+    };
+    flat(pair, &words::counted(WINDOW, "refusal"), WINDOW, window)
 }

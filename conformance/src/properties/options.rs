@@ -16,8 +16,10 @@ struct Asked {
 /// The result has the dimensions, the order and the device that were asked for, in place wherever that is possible, and
 /// is refused where the target cannot have it.
 pub(super) fn options<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
-    // Some orders are made only by kernels.
-    pair.kernels.set(true);
+    // On a device only kernels make some of the orders.
+    if pair.from.device() != Device::CPU {
+        pair.kernels.set(true);
+    }
     let (tensor, bytes) = pair.create(case)?;
     let source = pair.from.observe(&tensor)?;
     // Only kernels make a permuted copy, into memory that one of the two lets them write to.
@@ -52,7 +54,15 @@ pub(super) fn options<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     }
     same_bytes("the result", &pair.to.read(&view)?, &model::elements(&spec, &bytes))?;
     drop(tensor);
-    same_bytes("the result, without the tensor", &pair.to.read(&view)?, &model::elements(&spec, &bytes))
+    let elements = model::elements(&spec, &bytes);
+    same_bytes("the result, without the tensor", &pair.to.read(&view)?, &elements)?;
+    let is_constant = expected == Expected::InPlace && !pair.from.capabilities().writes && !elements.is_empty();
+    if !(is_constant && asked.options.watch && pair.to.capabilities().watches) {
+        return Ok(());
+    }
+    drop(pair.to.export(&view)?);
+    pair.to.write(&view, &elements)?;
+    as_expected(pair.to.export(&view).map(drop), Expected::Refused(ErrorKind::ReadOnly)).map(drop)
 }
 
 impl Asked {
@@ -71,7 +81,7 @@ impl Asked {
             permuted.then(|| Permutation::new(&axes.iter().map(named).collect::<Vec<_>>())).transpose()?;
         let order = [None, Some(Order::RowMajor), Some(Order::ColumnMajor)][random.below(3)].filter(|_| shaped);
         let options = Options::default().with_copy(case.copy).with_permute(permutation).with_order(order);
-        let options = options.with_device((random.below(2) == 0).then_some(device));
+        let options = options.with_watch(random.below(2) == 0).with_device((random.below(2) == 0).then_some(device));
         // SAFETY: the case only reads what it makes.
         let options = unsafe { options.with_read_only(random.below(3) == 0) };
         Ok(Self { axes, order, options })

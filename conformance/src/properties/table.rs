@@ -4,10 +4,12 @@ use super::{
     Outcome, Pair, Take, batch, chain, contents, copies, device, elements, failure, graph, growth, huge, life, many,
     moves, options, order, place, profile, raises, subject, threads, torn, users,
 };
-use crate::lists::lists;
+use crate::lists::{KINDS, lists};
 use crate::strategy::{apart, blocks, cases, large, lives, of_source, picks, tensors, tiled, uncountable, within};
-use crate::{Calls, Case, Op, Route, Sides, model};
+use crate::{Calls, Case, Op, Pieces, Route, Sides, model};
 use bridge_core::{DType, DeviceKind, Pending, Strides};
+use proptest::collection::vec;
+use proptest::option::of;
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -52,6 +54,7 @@ enum Check {
     Many,
     Copy,
     Elements,
+    Targets,
     Far,
     Huge,
     Staging,
@@ -118,6 +121,7 @@ impl Property {
             Check::Chain => chain::chain(pair, case),
             Check::Many => many::many(pair, case),
             Check::Elements => elements::elements(pair, case),
+            Check::Targets => elements::targets(pair, case),
             Check::Copy => copies::copy(pair, case),
             Check::Far => copies::far(pair, case),
             Check::Huge => huge::huge(pair, case),
@@ -423,7 +427,7 @@ pub static PROPERTIES: &[Property] = &[
         native: false,
         left_out: |sides| one_process(sides).or_else(|| no_computed_dtype(sides)),
         strategy: |sides| {
-            (lists(sides), cases(tensors(sides, sides.computed_dtypes(), false), ANY))
+            (deferring(sides), cases(tensors(sides, sides.computed_dtypes(), false), ANY))
                 .prop_map(|(pieces, case)| Case { pieces, ..case })
                 .boxed()
         },
@@ -445,7 +449,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "large",
         doc: "tensors of megabytes are copied as small ones are",
-        cases: 20,
+        cases: 40,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| cases(large(sides), ASKED),
@@ -453,17 +457,29 @@ pub static PROPERTIES: &[Property] = &[
     },
     Property {
         name: "elements",
-        doc: "what is copied into a tensor arrives element by element, broadcast and cast",
+        doc: "what is copied into a tensor arrives element by element, broadcast and cast, and is counted as a write",
         cases: 250,
         native: false,
         left_out: no_targets,
         strategy: |sides| {
             let plain = cases(blocks(sides, SUBJECT_SIZES.into()), NONE);
-            (lists(sides), plain, select(CALLS))
+            (deferring(sides), plain, select(CALLS))
                 .prop_map(|(pieces, case, calls)| Case { spec: pieces[0].from.clone(), pieces, calls, ..case })
                 .boxed()
         },
         check: Check::Elements,
+    },
+    Property {
+        name: "targets",
+        doc: "what must not be copied into is refused and stays as it was, and what users make is written and counted",
+        cases: 60,
+        native: false,
+        left_out: |sides| {
+            let none = !sides.common_ranks().contains(&2);
+            no_targets(sides).or(none.then_some("the two have no matrices in common"))
+        },
+        strategy: |sides| cases(blocks(sides, SUBJECT_SIZES.into()), NONE),
+        check: Check::Targets,
     },
     Property {
         name: "far",
@@ -670,7 +686,7 @@ pub static PROPERTIES: &[Property] = &[
     },
     Property {
         name: "growth",
-        doc: "equal conversions leave no memory, no objects and no leases behind",
+        doc: "equal conversions and refusals leave no memory, no objects and no leases behind",
         cases: 24,
         native: false,
         left_out: no_common_dtype,
@@ -727,24 +743,48 @@ fn no_computed_dtype(sides: &Sides) -> Option<&'static str> {
     none.or_else(|| no_common_rank(sides))
 }
 
-/// Adds cases in which the source defers an operation, on dtypes for which its result is known bit for bit.
-fn with_pending(sides: &Sides, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case> {
-    let known = |pending| match pending {
-        Pending::Negation => &[DType::FLOAT32, DType::FLOAT64][..],
+/// Returns the dtypes for which the result of a deferred operation is known bit for bit.
+fn known(pending: Pending) -> &'static [DType] {
+    match pending {
+        Pending::Negation => &[DType::FLOAT16, DType::BFLOAT16, DType::FLOAT32, DType::FLOAT64],
         Pending::Conjugation | Pending::NegatedConjugation => &[DType::COMPLEX64, DType::COMPLEX128],
         // The strides of a case are whole elements.
         _ => &[],
-    };
+    }
+}
+
+/// Chooses lists of pieces, as [`lists`] does, of which either side may have deferred an operation.
+fn deferring(sides: &Sides) -> BoxedStrategy<Vec<Pieces>> {
+    let all = [&sides.from.can, &sides.to.can].map(|can| can.defers.clone());
+    let choices = vec(of(any::<usize>()), 2 * KINDS);
+    (lists(sides), choices)
+        .prop_map(move |(mut pieces, choices)| {
+            for (Pieces { from, to, .. }, choices) in pieces.iter_mut().zip(choices.chunks(2)) {
+                let dtypes = [from.dtype, to.dtype];
+                // What is stored in a target that negates is negated before it is cast.
+                let fits = |pending: &&Pending| dtypes.iter().all(|dtype| known(**pending).contains(dtype));
+                for ((spec, choice), defers) in [from, to].into_iter().zip(choices).zip(&all) {
+                    let some: Vec<_> = defers.iter().filter(fits).collect();
+                    spec.pending = choice.filter(|_| !some.is_empty()).map(|choice| *some[choice % some.len()]);
+                }
+            }
+            pieces
+        })
+        .boxed()
+}
+
+/// Adds cases in which the source defers an operation.
+fn with_pending(sides: &Sides, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case> {
     let pairs = sides.from.can.defers.iter().flat_map(|pending| known(*pending).iter().map(|dtype| (*pending, *dtype)));
     let common = sides.common_dtypes();
     let pairs: Vec<_> = pairs.filter(|(_, dtype)| common.contains(dtype)).collect();
     if pairs.is_empty() {
         return plain;
     }
-    let deferred = (plain.clone(), select(pairs)).prop_map(|(mut case, (pending, dtype))| {
+    let with = (plain.clone(), select(pairs)).prop_map(|(mut case, (pending, dtype))| {
         (case.spec.pending, case.spec.dtype) = (Some(pending), dtype);
         case.spec.align = case.spec.align.next_multiple_of(model::itemsize(dtype));
         case
     });
-    prop_oneof![3 => plain, 1 => deferred].boxed()
+    prop_oneof![3 => plain, 1 => with].boxed()
 }

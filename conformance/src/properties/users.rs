@@ -123,8 +123,9 @@ fn kept<'a, F, T>(
 }
 
 /// Returns whether no element lies at the place of another.
-fn is_injective(tensor: &Observed) -> bool {
-    tensor.shape.iter().zip(&tensor.strides).all(|(length, stride)| *length < 2 || *stride != 0)
+pub(super) fn is_injective(tensor: &Observed) -> bool {
+    let mut dims = tensor.shape.iter().zip(&tensor.strides);
+    model::numel(&tensor.shape) == 0 || dims.all(|(length, stride)| *length < 2 || *stride != 0)
 }
 
 /// An ordinary tensor is converted there and back, as if nothing had been refused before.

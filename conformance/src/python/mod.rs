@@ -62,7 +62,12 @@ pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PyS
     if let Some(prepare) = module.getattr_opt("prepare")? {
         prepare.call0()?;
     }
-    let make = || module.call_method1("subject", (device.to_string(),));
+    // Another way into a library that no adapter knows is a subject of its own.
+    let made = match (known.library, name.split_once('-')) {
+        (Library::Peer(_), Some((_, way))) => way,
+        _ => "subject",
+    };
+    let make = || module.call_method1(made, (device.to_string(),));
     let subject = match known.library {
         Library::Framework(framework) => {
             let adapter = open(py, known, framework).map_err(|error| {
@@ -212,6 +217,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         legacy_stream: flag("legacy_stream")?,
         compiles: flag("compiles")?,
         external_streams: true,
+        watches: flag("watches")?,
         usual: false,
         raises: false,
         imports: object.getattr("imports")?.extract()?,
@@ -354,6 +360,11 @@ impl<'py> Subject for PySubject<'py> {
     fn part(&self, tensor: &PyTensor<'py>, start: usize) -> Option<Result<PyTensor<'py>>> {
         let part = || self.raised(self.harness.call_method1(intern!(self.py(), "part"), (tensor, start)));
         self.capabilities.parts.then(part)
+    }
+
+    fn version(&self, tensor: &PyTensor<'py>) -> Result<Option<u64>> {
+        let version = self.harness.call_method1(intern!(self.py(), "version"), (tensor,));
+        self.raised(version.and_then(|version| version.extract()))
     }
 
     fn usual(&self, number: usize, seed: u64) -> Option<Result<Usual<'_, PyTensor<'py>>>> {

@@ -1,7 +1,7 @@
 //! The adapters that the runner knows, and which of them a run can use.
 
 use super::options::{Options, PairName};
-use super::peers::{PEERS, Peer};
+use super::peers::{DLPACK, PEERS, Peer};
 use super::variants::{EXTRA, VARIANTS, Variant, agree, beside, is_shared};
 use crate::names::{adapter_of, in_other_process, remote};
 use crate::report::{Host, LeftOut};
@@ -68,13 +68,18 @@ pub const TORCH_CAPSULES: Known =
 pub const NUMPY_INTERFACE: Known =
     Known { name: "numpy-interface", library: Library::Framework(Framework::NumPy), on_request: true };
 
+/// The suite's producer of DLPack with capsules that have neither a version nor flags, as those before DLPack 1.0.
+const DLPACK_LEGACY: &str = "dlpack-legacy";
+
 /// Returns every adapter: one for each framework, the further ones, and one for each library that is known by a
 /// protocol alone.
 pub fn known() -> impl Iterator<Item = Known> {
     let plain = |library: Library| Known { name: library.name(), library, on_request: false };
     let frameworks = Framework::ALL.iter().copied().map(Library::Framework).map(plain);
     let peers = PEERS.iter().copied().map(Library::Peer).map(plain);
-    frameworks.chain([TORCH_CAPSULES, NUMPY_INTERFACE]).chain(peers)
+    let legacy = PEERS.iter().copied().filter(|peer| peer.name == DLPACK).map(Library::Peer);
+    let legacy = legacy.map(|library| Known { name: DLPACK_LEGACY, library, on_request: true });
+    frameworks.chain([TORCH_CAPSULES, NUMPY_INTERFACE]).chain(peers).chain(legacy)
 }
 
 impl Known {

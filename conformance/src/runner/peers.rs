@@ -15,12 +15,15 @@ pub struct Peer {
     pub devices: &'static [DeviceKind],
 }
 
+/// A producer of the suite's own, of which nothing but DLPack says anything. Its memory is NumPy's.
+pub const DLPACK: &str = "dlpack";
+
 const HOST: &[DeviceKind] = &[DeviceKind::CPU];
 const CUDA: &[DeviceKind] = &[DeviceKind::CUDA];
 const BOTH: &[DeviceKind] = &[DeviceKind::CPU, DeviceKind::CUDA];
 
 macro_rules! peers {
-    ($($name:literal, $module:literal, $distributions:expr, $devices:expr;)*) => {
+    ($($name:expr, $module:literal, $distributions:expr, $devices:expr;)*) => {
         /// Every one of them.
         pub const PEERS: &[Peer] = &[$(Peer {
             name: $name,
@@ -37,4 +40,5 @@ peers! {
     "tvm_ffi", "tvm_ffi", ["apache-tvm-ffi"], BOTH;
     "cuda_core", "cuda.core", ["cuda-core"], CUDA;
     "pyarrow", "pyarrow", ["pyarrow"], HOST;
+    DLPACK, "numpy", ["numpy"], HOST;
 }

@@ -57,8 +57,9 @@ variants! {
 }
 
 /// What every run has next to the plain adapters, each beside one of them: the way into PyTorch of versions before
-/// 2.10, JAX without elements of 64 bits, as it is by default, and PyTorch by the calls of the Python package.
-pub const EXTRA: [&str; 3] = ["torch-capsules", "jax+x32", "torch+package"];
+/// 2.10, JAX without elements of 64 bits, as it is by default, PyTorch by the calls of the Python package, and capsules
+/// without a version.
+pub const EXTRA: [&str; 4] = ["torch-capsules", "jax+x32", "torch+package", "dlpack-legacy"];
 
 /// Returns the plain adapter that [`EXTRA`] run beside.
 pub fn beside(device: Device) -> &'static str {

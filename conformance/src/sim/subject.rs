@@ -94,6 +94,7 @@ impl Subject for SimFramework {
             compiles: false,
             legacy_stream: false,
             external_streams: true,
+            watches: false,
             usual: false,
             raises: false,
             imports: Some(1),

@@ -8,6 +8,7 @@ use crate::copy_into::{Sides, release, uncopied};
 use crate::fill::{flips, order_after};
 use crate::host_copy::copy_by_loop;
 use crate::moved::{Moving, Route, unmovable};
+use crate::planted::is_planted;
 use crate::{
     Consumer, Device, DeviceKind, Error, ErrorKind, Export, Failed, Layout, Lease, Ordering, Pair, Piece, Planned,
     Result, Reuse, Stream, Strided,
@@ -288,7 +289,11 @@ impl Launch<'_> {
             // SAFETY: the caller's promises.
             (Some(plan), _) => unsafe { plan.copy(stream) },
             (None, Some(copies)) => {
-                let pieces: Vec<Piece<'_>> = jobs().map(Job::piece).collect();
+                let mut pieces: Vec<Piece<'_>> = jobs().map(Job::piece).collect();
+                if is_planted("core_flips_of_first") {
+                    let flips = pieces.first().map_or(0, |piece| piece.flips);
+                    pieces.iter_mut().for_each(|piece| piece.flips = flips);
+                }
                 // SAFETY: as above.
                 unsafe { copies.copy_all(&pieces, stream) }
             }

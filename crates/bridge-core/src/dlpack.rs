@@ -5,10 +5,11 @@
 
 mod adapter;
 
+use crate::planted::is_planted;
 use crate::sync::Mutex;
 use crate::{
     Access, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Export, Keep, Layout, Lease, MAX_NDIM, Memory,
-    Result, Reuse, Stream,
+    Order, Result, Reuse, Stream,
 };
 pub use adapter::{DLPack, Tensor};
 pub use dlpark::DlpackFlags;
@@ -174,12 +175,18 @@ pub unsafe fn export<M: ManagedTensorBase>(
     let access = match unsafe { &*managed.as_ptr() }.version() {
         // DLPack has no flag for it before version 1.0.
         None => Access::Unstated,
-        Some(_) if managed.flags().contains(DlpackFlags::READ_ONLY) => Access::ReadOnly,
+        Some(_) if managed.flags().contains(DlpackFlags::READ_ONLY) && !is_planted("dlpack_flags_ignored") => {
+            Access::ReadOnly
+        }
         Some(_) => Access::ReadWrite,
     };
     // SAFETY: as above, and the producer guarantees the shape and the strides.
-    let (described, ()) = unsafe { Described::of(tensor, access, |device, data| Ok((origin(device, data)?, ()))) }?;
-    let Described { data, dtype, layout, allocation, keep, release } = described;
+    let described = unsafe { Described::of(tensor, access, |device, data| Ok((origin(device, data)?, ()))) };
+    if described.is_err() && is_planted("dlpack_refused_leaked") {
+        std::mem::forget(managed);
+        return described.and_then(|_| Err(broken(String::new())));
+    }
+    let (Described { data, dtype, layout, allocation, keep, release }, ()) = described?;
     let owner = (managed.into_deleter(), keep);
     match release {
         // SAFETY: the producer guarantees memory, access and deleter through DLPack's contract, the caller for the
@@ -218,10 +225,14 @@ impl View {
         // SAFETY: the caller's obligation, here and below.
         let view = unsafe { dims(tensor) }.and_then(|(shape, strides)| {
             let (dtype, device) = (DType::from(tensor.dtype), Device::from(tensor.device));
-            let layout = Layout::new(dtype, shape, strides, 0).ok()?;
+            let columns = strides.is_none() && is_planted("dlpack_columns_assumed");
+            let columns = columns.then(|| Order::ColumnMajor.strides(shape));
+            let layout = Layout::new(dtype, shape, columns.as_deref().or(strides), 0).ok()?;
             // DLPack counts bits.
             layout.nbytes().checked_mul(8)?;
-            let data = tensor.data.expose_provenance().checked_add(usize::try_from(tensor.byte_offset).ok()?)?;
+            let offset =
+                if is_planted("dlpack_offset_ignored") { 0 } else { usize::try_from(tensor.byte_offset).ok()? };
+            let data = tensor.data.expose_provenance().checked_add(offset)?;
             (dtype.is_element() && device.index >= 0).then_some(Self { data, dtype, layout, device })
         });
         // SAFETY: see above.

@@ -1,5 +1,6 @@
 //! Whether two views share bytes, and whether a view has two elements at one address.
 
+use crate::planted::is_planted;
 use crate::{Export, Layout};
 use smallvec::SmallVec;
 
@@ -18,6 +19,9 @@ struct Term {
 pub fn overlap(one: (usize, &Layout), other: (usize, &Layout)) -> bool {
     if one.1.numel() == 0 || other.1.numel() == 0 {
         return false;
+    }
+    if is_planted("core_overlap_by_first") {
+        return one.0 == other.0;
     }
     // Byte `u` of an element of one is byte `v` of an element of the other:
     //   low + sum(strides * index) + u  =  low' + sum(strides' * index') + v.
@@ -78,6 +82,7 @@ pub fn repeats(layout: &Layout) -> bool {
     // The distance of the first element to the last, by the dimensions so far.
     let mut reach = 0u128;
     layout.numel() > 0
+        && !is_planted("core_target_repeats")
         && dims.iter().any(|(stride, length)| {
             let apart = u128::from(*stride) > reach;
             reach += u128::from(*stride) * (*length as u128 - 1);

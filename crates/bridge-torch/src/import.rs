@@ -26,7 +26,7 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     let (managed, handover) = unsafe { dlpack::wrap_as(lease, release) };
     match runtime.consumer.exchange.import(py, managed) {
         Ok(tensor) => {
-            if let Some((number, layout)) = watch {
+            if let Some((number, layout)) = watch.filter(|_| !is_planted("torch_watch_forgotten")) {
                 watched::enter(runtime, &tensor, number, layout)?;
             }
             Ok(tensor)

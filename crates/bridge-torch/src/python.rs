@@ -73,6 +73,8 @@ unsafe impl<'py> Adapter for Torch<'py> {
         for (index, tensor) in tensors.iter().enumerate() {
             watched::excuse(self.runtime, tensor).map_err(|error| Failed::new(index, error))?;
         }
+        let all = if is_planted("torch_write_counted_once") { 1 } else { tensors.len() };
+        let tensors = &tensors[..all.min(tensors.len())];
         let is_counted = |tensor: &PyTensor<'py>| {
             let native = self.runtime.native.as_ref().filter(|_| self.runtime.is_tensor(tensor));
             native.is_some_and(|native| native.count(tensor))

@@ -38,6 +38,7 @@ class Capabilities:
     graphs: bool = False
     legacy_stream: bool = False
     compiles: bool = False
+    watches: bool = False
     #: The alignment in bytes, beyond that of the element, that kernels need on what ``import_natively`` takes.
     imports: int | None = None
     #: Whether strides that it takes cost its users nothing.
@@ -130,6 +131,9 @@ class Subject(Protocol):
 
     def part(self, tensor: Any, start: int) -> Any:
         """Return a view of the rows from ``start`` on. Called only with the capability ``parts``."""
+
+    def version(self, tensor: Any) -> int | None:
+        """Return a number that is larger after each write, or ``None`` where writes are not counted."""
 
     def use_device(self, index: int) -> int:
         """Make a device the current one. Return the one before. Called only with the capability ``devices``."""

@@ -104,6 +104,9 @@ class Paddle(SingleStream):
         offset = tensor.offset + start * tensor.strides[0] * tensor.element_size()
         return tensor.as_strided([tensor.shape[0] - start, *tensor.shape[1:]], tensor.strides, offset)
 
+    def version(self, tensor: Any) -> int | None:
+        return int(tensor.inplace_version)
+
     def own(self, seed: int, dtype: str = "float32", shape: tuple[int, ...] = (4, 6)) -> Any:
         """Return a tensor that owns its memory."""
         tensor = self.paddle.empty(shape, dtype)

@@ -49,7 +49,14 @@ class Torch(ManyStreams):
         several = self.cuda and self.torch.cuda.device_count() > 1
         defers = ("conjugation", "negation", "negated_conjugation")
         return Capabilities(
-            tuple(self.named), defers=defers, gigabytes=True, parts=True, devices=several, graphs=self.cuda, imports=1
+            tuple(self.named),
+            defers=defers,
+            gigabytes=True,
+            parts=True,
+            devices=several,
+            graphs=self.cuda,
+            watches=not self.cuda,
+            imports=1,
         )
 
     def bits(self, tensor: Any) -> Any:
@@ -113,6 +120,9 @@ class Torch(ManyStreams):
 
     def part(self, tensor: Any, start: int) -> Any:
         return tensor[start:]
+
+    def version(self, tensor: Any) -> int | None:
+        return None if tensor.is_inference() else int(tensor._version)
 
     def own(self, seed: int, dtype: str = "float32", shape: tuple[int, ...] = (4, 6)) -> Any:
         """Return a tensor that owns its memory."""
