@@ -50,8 +50,8 @@ def main() -> None:
     for x, numbers in batches(loader):
         expected = images[seen : seen + len(x)].permute(NCHW) / 255
         assert x.dtype == "float32" and x.shape == expected.shape
-        torch.testing.assert_close(tb.to_torch(x, device="cpu"), expected)
-        assert tb.to_torch(numbers, device="cpu").equal(labels[seen : seen + len(x)])
+        torch.testing.assert_close(tb.to_torch(x, device="cpu", read_only=True), expected)
+        assert tb.to_torch(numbers, device="cpu", read_only=True).equal(labels[seen : seen + len(x)])
         seen += len(x)
     assert seen == options.images
     print(f"{seen} images arrived as {x.dtype.name} of shape {tuple(x.shape)} on {x.device}")

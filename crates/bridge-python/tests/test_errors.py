@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import io
 import json
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -228,22 +230,20 @@ class Beyond:
     __array_interface__: ClassVar = {"version": 3, "typestr": "<f4", "shape": (9,), "data": bytearray(8)}
 
 
+ONES: Any = np.ones(3)
+
 TOLD: dict[str, tuple[Callable[[], object], str, str]] = {
     "a map": (lambda: tb.to_torch(map(abs, [])), "not_a_tensor", "pass list(x), a list of tensors"),
     "a file": (lambda: tb.to_torch(sys.__stderr__), "not_a_tensor", "truebridge.load(path, target)"),
     "a dataset": (lambda: tb.to_numpy(torch.utils.data.TensorDataset(torch.ones(2))), "not_a_tensor", "pass x.tensors"),
-    "a class as the target": (lambda: tb.convert(np.ones(3), torch.Tensor), "argument", "the target is a class"),
-    "ONNX Runtime as the target": (
-        lambda: tb.convert(np.ones(3), "onnxruntime"),
-        "argument",
-        "call to_onnxruntime(x), or choose",
-    ),
-    "a device as the target": (lambda: tb.convert(np.ones(3), "cuda"), "argument", "named by device=; choose one of"),
-    "a dtype as the target": (lambda: tb.convert(np.ones(3), "float32"), "argument", "keeps the dtype; choose one of"),
-    "half a character": (lambda: tb.convert(np.ones(3), "\ud800"), "argument", "holds half of a surrogate pair"),
+    "a class as the target": (lambda: tb.convert(ONES, torch.Tensor), "argument", "the target is a class"),
+    "ONNX Runtime": (lambda: tb.convert(ONES, "onnxruntime"), "argument", "call to_onnxruntime(x)"),
+    "a device as the target": (lambda: tb.convert(ONES, "cuda"), "argument", "named by device=; choose one of"),
+    "a dtype as the target": (lambda: tb.convert(ONES, "float32"), "argument", "keeps the dtype; choose one of"),
+    "half a character": (lambda: tb.convert(ONES, "\ud800"), "argument", "holds half of a surrogate pair"),
     "a container of views": (lambda: tb.record_stream([torch.ones(3)], 1), "argument", "record each of its tensors"),
     "a stream below zero": (lambda: tb.record_stream(torch.ones(3), -3), "argument", "-3 is not a CUDA stream"),
-    "a path as a session": (lambda: tb.to_onnxruntime(np.ones(3), "model.onnx"), "argument", "session is a str: pass"),
+    "a path as a session": (lambda: tb.to_onnxruntime(ONES, "model.onnx"), "argument", "session is a str: pass"),
     "an interface beyond its buffer": (lambda: tb.to_torch(Beyond()), "protocol", "reaches beyond its buffer"),
     "an empty file": (lambda: at("x.npy", b""), "file", "the file is empty"),
     "a format of tomorrow": (lambda: at("x.npy", b"\x93NUMPY\x09\x00" + bytes(99)), "file", "save it as version 1.0"),
@@ -253,38 +253,34 @@ TOLD: dict[str, tuple[Callable[[], object], str, str]] = {
     "two members of one name": (
         lambda: at("x.npz", archive(("x.npy", b""), ("x.npy", b""))),
         "file",
-        "two members have one name",
+        "two members have",
     ),
-    "writing='rw'": (lambda: tb.share(np.ones(3), writing="rw"), "argument", 'writing is "private", "never" or'),
-    "a share for ages": (lambda: tb.share(np.ones(3), expires=9.9e18), "argument", "pass a shorter time"),
-    "an isolated share in place": (
-        lambda: tb.share(np.ones(3), isolated=True, copy=False),
-        "argument",
-        "leave copy=False out",
-    ),
+    "writing='rw'": (lambda: tb.share(ONES, writing="rw"), "argument", 'writing is "private", "never" or'),
+    "a share for ages": (lambda: tb.share(ONES, expires=9.9e18), "argument", "pass a shorter time"),
+    "an isolated share in place": (lambda: tb.share(ONES, isolated=True, copy=False), "argument", "leave copy=False"),
     "one user": (lambda: tb.processes.configure(users=3), "argument", "users must be several numbers"),
     "a token of three letters": (lambda: ticket(token="abc"), "argument", "a token is 32 hexadecimal digits"),
     "a socket beside the program": (lambda: ticket(socket="x.sock"), "argument", "not an absolute path"),
     "a long ticket": (lambda: ticket(about="x" * 999), "argument", "it is longer than 512 bytes"),
     "a long path of names": (lambda: tb.serve("/tmp/" + "x" * 200), "argument", "a path of at most"),
     "a file as names": (lambda: tb.serve(__file__), "argument", "another file has this path: name another"),
-    "no name": (lambda: named(lambda names: names.put("", np.ones(3))), "argument", "is not a name: one has 1 to"),
-    "a number as a name": (lambda: named(lambda names: names.put(3, np.ones(3))), "argument", "a name must be a str"),
-    "a name that is not there": (
-        lambda: named(lambda names: names.get("x", "numpy")),
-        "gone",
-        "put tensors under it first",
-    ),
-    "the name after the tree": (
-        lambda: named(lambda names: names.publish({"w": np.ones(3)}, "w")),
-        "argument",
-        "the name comes first",
-    ),
+    "no name": (lambda: named(lambda names: names.put("", ONES)), "argument", "is not a name: one has 1 to"),
+    "a number as a name": (lambda: named(lambda names: names.put(3, ONES)), "argument", "a name must be a str"),
+    "a name that is not there": (lambda: named(lambda names: names.get("x", "numpy")), "gone", "put tensors under it"),
+    "a tree as a name": (lambda: named(lambda names: names.publish([ONES], "w")), "argument", "the name comes first"),
     "an update after the end": (lambda: named(closed), "gone", "publish again"),
     "a trace in itself": (lambda: twice(tb.trace()), "argument", "call trace() again for another"),
     "a debug mode in itself": (lambda: twice(tb.debug()), "argument", "call debug() again for another"),
     "a number as a function": (lambda: tb.autograd.torch_function(3), "argument", "an object of type int is not"),
 }
+if importlib.util.find_spec("tensorflow") is not None:
+    TOLD |= {
+        "a text as a handle": (lambda: tb.tensorflow.take("x", "numpy"), "argument", "is not a handle"),
+        "a pickled module": (lambda: pickle.dumps(tb.autograd.torch_function(len)), "argument", "its state_dict()"),
+    }
+if importlib.util.find_spec("jax") is not None:
+    wrapped: Any = functools.partial(tb.autograd.torch_function, len, of="jax")
+    TOLD["a text in a tree"] = (lambda: wrapped(variables={"w": "x"}), "not_a_tensor", "expected jax.Array")
 
 
 @pytest.mark.parametrize("name", TOLD)

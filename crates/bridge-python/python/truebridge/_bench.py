@@ -240,8 +240,9 @@ def bench(*, seconds: float = 10.0, timeout: float = 120.0, progress: Progress =
         if "ended" not in measured:
             meter.step(seconds)
     if "ended" in measured:
-        how = measured["ended"][1]
-        raise of_kind("framework", f"the process that measures {how}: run `python -m truebridge doctor`")
+        kind, how = measured["ended"]
+        advice = "raise --timeout, or " if kind == "hang" else ""
+        raise of_kind("framework", f"the process that measures {how}: {advice}run `python -m truebridge doctor`")
     return Bench(
         version=_core.__version__,
         python=platform.python_version(),
