@@ -120,13 +120,13 @@ def to() -> list[str]:
 
 
 def convert() -> list[str]:
-    """Return the names of the functions for the pairs, as members of an import."""
-    return sorted(f"{function}," for function, _, _ in pairs())
+    """Return the names of the functions for the pairs, as members of an import that shows them to others."""
+    return sorted(f"{function} as {function}," for function, _, _ in pairs())
 
 
 def public() -> list[str]:
-    """Return the names of all these functions, as strings."""
-    return [f'"{name[:-1]}",' for name in (*convert(), *to())]
+    """Return the names of ``to_torch`` and so on, as strings."""
+    return [f'"{name[:-1]}",' for name in to()]
 
 
 LISTS: dict[str, Callable[[], list[str]]] = {

@@ -252,11 +252,14 @@ def rest() -> list[str]:
 
 
 def public() -> list[str]:
-    """Return the public names and modules of the package: it is read, not imported."""
+    """Return the public names, the functions of pairs and the modules of the package: it is read, not imported."""
+    tree = ast.parse(PACKAGE.read_text())
     (names,) = (
         ast.literal_eval(node.value)
-        for node in ast.parse(PACKAGE.read_text()).body
+        for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
+    (pairs,) = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "pairs")
+    names += [alias.name for alias in pairs.names]
     modules = (file.stem for file in PACKAGE.parent.glob("[a-z]*.py"))
     return [*names, *sorted({*modules} - {*names})]

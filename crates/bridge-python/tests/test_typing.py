@@ -262,7 +262,7 @@ def public() -> Iterator[tuple[str, Any]]:
     places = [("", tb), *((f"{name}.", getattr(tb, name)) for name in MODULES if name != "ray" or has("ray"))]
     for prefix, module in places:
         names = getattr(module, "__all__", [name for name, thing in vars(module).items() if isinstance(thing, type)])
-        for name in names:
+        for name in (*names, *(name for name in dir(module) if name.startswith("convert_"))):
             thing = getattr(module, name)
             if callable(thing) and (thing.__module__ or "").startswith("truebridge"):
                 found.setdefault(id(thing), (f"{prefix}{name}", thing))

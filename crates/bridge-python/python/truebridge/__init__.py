@@ -66,7 +66,7 @@ from .errors import (
 )
 from .errors import of_kind as _of_kind
 
-#: Not ``open``, which would replace the built-in where a program imports ``*``.
+#: Not ``open``, which would replace the built-in where a program imports ``*``, and not the functions of pairs.
 __all__ = [
     "BridgeBufferError",
     "BridgeConnectionError",
@@ -111,36 +111,6 @@ __all__ = [
     "to_onnxruntime",
     "trace",
     # adapters: begin public
-    "convert_cupy_to_jax",
-    "convert_cupy_to_numpy",
-    "convert_cupy_to_paddle",
-    "convert_cupy_to_pytorch",
-    "convert_cupy_to_tf",
-    "convert_jax_to_cupy",
-    "convert_jax_to_numpy",
-    "convert_jax_to_paddle",
-    "convert_jax_to_pytorch",
-    "convert_jax_to_tf",
-    "convert_numpy_to_cupy",
-    "convert_numpy_to_jax",
-    "convert_numpy_to_paddle",
-    "convert_numpy_to_pytorch",
-    "convert_numpy_to_tf",
-    "convert_paddle_to_cupy",
-    "convert_paddle_to_jax",
-    "convert_paddle_to_numpy",
-    "convert_paddle_to_pytorch",
-    "convert_paddle_to_tf",
-    "convert_pytorch_to_cupy",
-    "convert_pytorch_to_jax",
-    "convert_pytorch_to_numpy",
-    "convert_pytorch_to_paddle",
-    "convert_pytorch_to_tf",
-    "convert_tf_to_cupy",
-    "convert_tf_to_jax",
-    "convert_tf_to_numpy",
-    "convert_tf_to_paddle",
-    "convert_tf_to_pytorch",
     "to_cupy",
     "to_jax",
     "to_numpy",
@@ -172,40 +142,44 @@ if TYPE_CHECKING:
     from .debugging import BridgeDebugWarning, debug
     from .files import load, save
     from .names import connect, serve
+
+    # isort: off
     from .pairs import (
         # adapters: begin convert
-        convert_cupy_to_jax,
-        convert_cupy_to_numpy,
-        convert_cupy_to_paddle,
-        convert_cupy_to_pytorch,
-        convert_cupy_to_tf,
-        convert_jax_to_cupy,
-        convert_jax_to_numpy,
-        convert_jax_to_paddle,
-        convert_jax_to_pytorch,
-        convert_jax_to_tf,
-        convert_numpy_to_cupy,
-        convert_numpy_to_jax,
-        convert_numpy_to_paddle,
-        convert_numpy_to_pytorch,
-        convert_numpy_to_tf,
-        convert_paddle_to_cupy,
-        convert_paddle_to_jax,
-        convert_paddle_to_numpy,
-        convert_paddle_to_pytorch,
-        convert_paddle_to_tf,
-        convert_pytorch_to_cupy,
-        convert_pytorch_to_jax,
-        convert_pytorch_to_numpy,
-        convert_pytorch_to_paddle,
-        convert_pytorch_to_tf,
-        convert_tf_to_cupy,
-        convert_tf_to_jax,
-        convert_tf_to_numpy,
-        convert_tf_to_paddle,
-        convert_tf_to_pytorch,
+        convert_cupy_to_jax as convert_cupy_to_jax,
+        convert_cupy_to_numpy as convert_cupy_to_numpy,
+        convert_cupy_to_paddle as convert_cupy_to_paddle,
+        convert_cupy_to_pytorch as convert_cupy_to_pytorch,
+        convert_cupy_to_tf as convert_cupy_to_tf,
+        convert_jax_to_cupy as convert_jax_to_cupy,
+        convert_jax_to_numpy as convert_jax_to_numpy,
+        convert_jax_to_paddle as convert_jax_to_paddle,
+        convert_jax_to_pytorch as convert_jax_to_pytorch,
+        convert_jax_to_tf as convert_jax_to_tf,
+        convert_numpy_to_cupy as convert_numpy_to_cupy,
+        convert_numpy_to_jax as convert_numpy_to_jax,
+        convert_numpy_to_paddle as convert_numpy_to_paddle,
+        convert_numpy_to_pytorch as convert_numpy_to_pytorch,
+        convert_numpy_to_tf as convert_numpy_to_tf,
+        convert_paddle_to_cupy as convert_paddle_to_cupy,
+        convert_paddle_to_jax as convert_paddle_to_jax,
+        convert_paddle_to_numpy as convert_paddle_to_numpy,
+        convert_paddle_to_pytorch as convert_paddle_to_pytorch,
+        convert_paddle_to_tf as convert_paddle_to_tf,
+        convert_pytorch_to_cupy as convert_pytorch_to_cupy,
+        convert_pytorch_to_jax as convert_pytorch_to_jax,
+        convert_pytorch_to_numpy as convert_pytorch_to_numpy,
+        convert_pytorch_to_paddle as convert_pytorch_to_paddle,
+        convert_pytorch_to_tf as convert_pytorch_to_tf,
+        convert_tf_to_cupy as convert_tf_to_cupy,
+        convert_tf_to_jax as convert_tf_to_jax,
+        convert_tf_to_numpy as convert_tf_to_numpy,
+        convert_tf_to_paddle as convert_tf_to_paddle,
+        convert_tf_to_pytorch as convert_tf_to_pytorch,
         # adapters: end
     )
+
+    # isort: on
     from .processes import open as open
     from .processes import revoke, share
     from .tracing import trace
@@ -239,7 +213,6 @@ else:
         **dict.fromkeys(("connect", "serve"), "names"),
         **dict.fromkeys(("open", "revoke", "share"), "processes"),
         "trace": "tracing",
-        **dict.fromkeys((name for name in __all__ if name.startswith("convert_")), "pairs"),
     }
 
     def _imported(name: str) -> object:
@@ -254,8 +227,9 @@ else:
     def __getattr__(name: str) -> object:
         if name in _MODULES:
             return _imported(name)
-        if name in _LAZY:
-            found = getattr(_imported(_LAZY[name]), name)
+        module = _LAZY.get(name, "pairs" if name.startswith("convert_") else None)
+        if module is not None and hasattr(_imported(module), name):
+            found = getattr(_imported(module), name)
             globals()[name] = found
             return found
         text = f"module {__name__!r} has no attribute {name!r}"
@@ -270,8 +244,9 @@ else:
         raise AttributeError(text, name=name, obj=sys.modules[__name__])
 
     def __dir__() -> list[str]:
+        pairs = [name for name in vars(_imported("pairs")) if name.startswith("convert_")]
         special = (name for name in globals() if name.startswith("__"))
-        return sorted({*special, *__all__, *_MODULES, *_LAZY, "errors"})
+        return sorted({*special, *__all__, *_MODULES, *_LAZY, *pairs, "errors"})
 
 
 _compiled.watch()

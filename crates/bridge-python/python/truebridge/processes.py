@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ._core import Device, Order, Target
 
-__all__ = ["Ticket", "configure", "end", "held", "open", "revoke", "transport", "share"]
+__all__ = ["Ticket", "configure", "end", "held", "open", "revoke", "share", "transport"]
 
 Writing = Literal["private", "never", "shared"]
 
