@@ -67,7 +67,7 @@ def release(managed: int) -> None:
         deleted_twice.append(managed)
 
 
-def release_untaken(capsule: int) -> None:
+def release_unclaimed(capsule: int) -> None:
     """Release what no consumer has taken."""
     for name in (b"dltensor", b"dltensor_versioned"):
         if is_valid(capsule, name):
@@ -75,7 +75,7 @@ def release_untaken(capsule: int) -> None:
 
 
 delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(release)
-destroy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(release_untaken)
+destroy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(release_unclaimed)
 
 
 class Described:
