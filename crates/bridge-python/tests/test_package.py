@@ -237,6 +237,7 @@ REASONS: dict[str, str] = {
     "conformance/src/runner/adapters.rs": "the table of adapters that run on request",
     "conformance/src/runner/mod.rs": "names the adapters that run on request for other modules",
     "conformance/src/runner/options.rs": EXAMPLE,
+    "conformance/src/runner/peers.rs": "the memory of the suite's own producer of DLPack is an array",
     "conformance/src/runner/planted.rs": "flaws are planted between two copies of one framework",
     "crates/bridge-core/src/layout.rs": EXAMPLE,
     "crates/bridge-frameworks/src/driver.rs": EXAMPLE,
