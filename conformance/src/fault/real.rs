@@ -72,6 +72,7 @@ real_faults! {
     "torch_write_counted_once", "elements", "numpy" -> "torch", on_device false;
     "numpy_constant_missed", "chain", "jax" -> "numpy", on_device false;
     "torch_watch_forgotten", "options", "jax" -> "torch", on_device false;
+    "core_source_copied_once", "elements", "numpy" -> "torch", on_device false;
     "core_flips_of_first", "elements", "torch" -> "numpy", on_device false;
     "core_target_repeats", "targets", "numpy" -> "torch", on_device false;
     "core_overlap_by_first", "targets", "numpy" -> "torch", on_device false;

@@ -16,6 +16,8 @@ struct Piece<F, T> {
     target: T,
     dtype: DType,
     is_cast: bool,
+    /// Those of the base buffer of the source.
+    bytes: Vec<u8>,
     source_elements: Vec<u8>,
     expected: Vec<u8>,
     /// Those of both sides, before the copy.
@@ -29,8 +31,11 @@ pub(super) fn elements<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let mut random = Random::new(case.seed);
     let mut pieces = Vec::new();
     for kind in &case.pieces {
-        for _ in 0..kind.count.min(EQUAL) {
-            pieces.push(piece(pair, kind, &mut random)?);
+        for index in 0..kind.count.min(EQUAL) {
+            // Every second piece of a kind that shares has the source of the one before it.
+            let before = pieces.last().filter(|_| kind.shared && index % 2 == 1);
+            let shared = before.map(|piece: &Piece<F, T>| (pair.from.share(&piece.source), piece.bytes.clone()));
+            pieces.push(piece(pair, kind, shared, &mut random)?);
         }
     }
     let updates: Vec<Update<'_, F, T>> = pieces
@@ -67,7 +72,12 @@ pub(super) fn elements<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     Ok(())
 }
 
-fn piece<F, T>(pair: &Pair<'_, F, T>, kind: &Pieces, random: &mut Random) -> Result<Piece<F, T>, Failure> {
+fn piece<F, T>(
+    pair: &Pair<'_, F, T>,
+    kind: &Pieces,
+    shared: Option<(F, Vec<u8>)>,
+    random: &mut Random,
+) -> Result<Piece<F, T>, Failure> {
     let casts = Cast::new(kind.from.dtype, kind.to.dtype)
         .is_ok_and(|cast| pair.ordering().copies().is_some_and(|copies| copies.casts(cast).is_ok()));
     let dtype = if casts { kind.to.dtype } else { kind.from.dtype };
@@ -75,11 +85,16 @@ fn piece<F, T>(pair: &Pair<'_, F, T>, kind: &Pieces, random: &mut Random) -> Res
     let (from, to) = (&kind.from, Spec { dtype, pending, ..kind.to.clone() });
     // Arithmetic need not keep the bits of a NaN: there is none where either side has deferred an operation.
     let deferred = Spec { pending: from.pending.or(pending), ..from.clone() };
-    let bytes = match casts && deferred.pending.is_none() {
-        true => model::floats(from.dtype, from.base, random),
-        false => model::random_bytes(&deferred, random.bits()),
+    let (source, bytes) = match shared {
+        Some(shared) => shared,
+        None => {
+            let bytes = match casts && deferred.pending.is_none() {
+                true => model::floats(from.dtype, from.base, random),
+                false => model::random_bytes(&deferred, random.bits()),
+            };
+            (pair.from.create(from, &bytes)?, bytes)
+        }
     };
-    let source = pair.from.create(from, &bytes)?;
     let target = pair.to.create(&to, &model::random_bytes(&to, random.bits()))?;
     let mut expected = model::elements(&broadcast(from, &to.shape), &bytes);
     if casts {
@@ -88,7 +103,7 @@ fn piece<F, T>(pair: &Pair<'_, F, T>, kind: &Pieces, random: &mut Random) -> Res
     }
     let (source_elements, told) = (model::elements(from, &bytes), format!("{from} into {to}"));
     let versions = [pair.from.version(&source)?, pair.to.version(&target)?];
-    Ok(Piece { source, target, dtype, is_cast: casts, source_elements, expected, versions, told })
+    Ok(Piece { source, target, dtype, is_cast: casts, bytes, source_elements, expected, versions, told })
 }
 
 /// Returns the source as it is seen with the shape of its target.

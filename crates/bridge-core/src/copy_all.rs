@@ -91,7 +91,12 @@ pub(crate) fn export<F, T>(pairs: &[Pair<'_, F, T>], ordering: &Arc<dyn Ordering
 
 /// Checks all pairs together. Returns which of them repeat an earlier one.
 pub(crate) fn repeats(jobs: &[Job]) -> Result<Vec<bool>, Misfit> {
-    repeated(jobs.len(), |index| jobs[index].views()).map_err(misfit)
+    let mut repeats = repeated(jobs.len(), |index| jobs[index].views()).map_err(misfit)?;
+    if is_planted("core_source_copied_once") {
+        let source = |index: usize| (jobs[index].source.data(), jobs[index].source.layout());
+        (1..jobs.len()).for_each(|index| repeats[index] |= (0..index).any(|other| source(other) == source(index)));
+    }
+    Ok(repeats)
 }
 
 /// Copies within one memory and in one stream, by the index of their jobs.
