@@ -55,7 +55,9 @@ class Versioned(ctypes.Structure):
 exported: dict[int, tuple[Any, ...]] = {}
 deleted_twice: list[int] = []
 
-new, is_valid, pointer = (getattr(ctypes.pythonapi, f"PyCapsule_{name}") for name in ("New", "IsValid", "GetPointer"))
+# Not `ctypes.pythonapi`, whose functions other libraries give other signatures.
+python = ctypes.PyDLL(None)
+new, is_valid, pointer = (getattr(python, f"PyCapsule_{name}") for name in ("New", "IsValid", "GetPointer"))
 new.restype, pointer.restype = ctypes.py_object, ctypes.c_void_p
 new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 is_valid.argtypes = pointer.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
