@@ -6,32 +6,26 @@ use std::fs;
 
 const COMPILER: &str = "crates/bridge-copy/kernels/compile.py";
 
-/// What is compiled: the source, the folder of the results, and the architectures. A device runs cubins of its own
-/// major version and of the same or a lower minor one, and PTX for its own version or a lower one.
+/// What is compiled: the source, the result, and the architectures. A device runs cubins of its own major version and of
+/// the same or a lower minor one, and PTX for its own version or a lower one.
 const KERNELS: [(&str, &str, &[&str]); 2] = [
     (
         "crates/bridge-copy/kernels/copy.cu",
-        "crates/bridge-copy/kernels/compiled",
+        "crates/bridge-copy/kernels/compiled.fatbin",
         &["sm_70", "sm_80", "sm_90", "sm_100", "sm_120", "compute_70"],
     ),
-    ("conformance/src/rust/cudarc/kernels.cu", "conformance/src/rust/cudarc/compiled", &["compute_70"]),
+    ("conformance/src/rust/cudarc/kernels.cu", "conformance/src/rust/cudarc/kernels.ptx", &["compute_70"]),
 ];
 
 /// Compiles the kernels. With `check`, compares the result with what is checked in instead of replacing it.
 pub fn compile(check: bool) -> Result<()> {
     let python = venv::KERNELS.ready()?;
-    for (source, folder, architectures) in KERNELS {
-        let kept = root().join(folder);
-        let out = if check { target().join("kernels").join(folder) } else { kept.clone() };
+    for (source, compiled, architectures) in KERNELS {
+        let kept = root().join(compiled);
+        let out = if check { target().join("kernels").join(compiled) } else { kept.clone() };
         run(program(&python, &[COMPILER, source]).arg(&out).args(architectures))?;
-        for entry in at(&out, fs::read_dir(&out))?.flatten() {
-            let name = entry.file_name();
-            let same = fs::read(entry.path()).ok() == fs::read(kept.join(&name)).ok();
-            if !same {
-                let text =
-                    format!("{} is not what {source} compiles to: run cargo xtask generate kernels", name.display());
-                return Err(text);
-            }
+        if at(&out, fs::read(&out))? != at(&kept, fs::read(&kept))? {
+            return Err(format!("{compiled} is not what {source} compiles to: run cargo xtask generate kernels"));
         }
     }
     Ok(())

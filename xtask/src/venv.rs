@@ -56,7 +56,7 @@ pub const KERNELS: Venv = Venv {
     name: "venv-kernels",
     requirements: &["xtask/requirements-kernels.txt"],
     of_crates: false,
-    essential: &["nvidia.cuda_nvrtc"],
+    essential: &["nvidia.cuda_nvrtc", "nvidia.nvfatbin"],
     ..MAIN
 };
 

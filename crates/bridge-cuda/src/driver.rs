@@ -199,9 +199,7 @@ pub(crate) trait Driver: Send + Sync + 'static {
     fn exchange_capture_mode(&self, mode: u32) -> Outcome<u32>;
     /// Returns what the driver knows about an address. Needs no current context.
     fn pointer(&self, address: usize) -> Outcome<Pointer>;
-    /// Returns the compute capability of a device, major and minor.
-    fn capability(&self, ordinal: i32) -> Outcome<(i32, i32)>;
-    /// Loads a cubin, or PTX that ends with a zero byte, into the current context, for the rest of the process.
+    /// Loads a fatbinary, a cubin, or PTX that ends with a zero byte, into the current context, for the rest of the process.
     fn load_module(&self, image: &'static [u8]) -> Outcome<Module>;
     /// Returns a kernel of a module.
     fn function(&self, module: Module, name: &CStr) -> Outcome<Function>;

@@ -64,9 +64,6 @@ struct State {
     pointers: HashMap<usize, Pointer>,
     /// The contexts of streams; all others belong to the first device's context.
     streams: HashMap<Stream, Context>,
-    capability: (i32, i32),
-    /// An image that the driver does not load.
-    refused: Option<&'static [u8]>,
     /// What addresses are mapped to.
     mapped: Vec<Mapped>,
     /// Live mappings of imported memory.
@@ -174,19 +171,6 @@ impl Fake {
     /// Makes a stream idle.
     pub fn idle(&self, stream: Stream) {
         self.state().idle.push(stream);
-    }
-
-    /// Returns a driver for devices of this compute capability.
-    pub fn with_capability(capability: (i32, i32)) -> Self {
-        let fake = Self::default();
-        fake.state().capability = capability;
-        fake
-    }
-
-    /// Makes the driver refuse an image.
-    pub fn refusing(self, image: &'static [u8]) -> Self {
-        self.state().refused = Some(image);
-        self
     }
 
     /// Registers what the driver knows about an address.
@@ -423,20 +407,11 @@ impl Driver for Fake {
         Ok(state.pointers.get(&address).copied().unwrap_or_default())
     }
 
-    fn capability(&self, _: i32) -> Outcome<(i32, i32)> {
-        let state = self.state();
-        state.outcome("cuDeviceGetAttribute")?;
-        Ok(state.capability)
-    }
-
     fn load_module(&self, image: &'static [u8]) -> Outcome<Module> {
         let mut state = self.state();
         state.calls.push(Call::Load(image));
         state.current().ok_or(Failure { call: "cuModuleLoadData", code: 201 })?;
-        match state.refused == Some(image) {
-            true => Err(Failure { call: "cuModuleLoadData", code: 209 }),
-            false => state.outcome("cuModuleLoadData").map(|()| Module(1)),
-        }
+        state.outcome("cuModuleLoadData").map(|()| Module(1))
     }
 
     fn function(&self, _: Module, name: &CStr) -> Outcome<Function> {

@@ -6,16 +6,6 @@ use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Kernels compiled for one architecture.
-#[derive(Debug, Clone, Copy)]
-pub struct Image {
-    /// Compute capability, major and minor. Devices of the same major and the same or a higher minor version run it
-    /// (CUDA programming guide, "Binary Compatibility").
-    pub capability: (i32, i32),
-    /// A cubin.
-    pub bytes: &'static [u8],
-}
-
 /// A launch of a kernel.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
@@ -45,8 +35,7 @@ impl Launch {
 
 /// The kernels of a crate. Each device loads them at its first launch.
 pub struct Kernels {
-    images: &'static [Image],
-    ptx: &'static [u8],
+    image: &'static [u8],
     /// Name and the most dynamic shared memory of each, in bytes.
     names: &'static [(&'static CStr, u32)],
     loaded: Mutex<Vec<(Context, &'static Loaded)>>,
@@ -58,15 +47,14 @@ bridge_core::debug_fields!(impl[] Kernels: names);
 type Loaded = OnceLock<std::result::Result<Box<[Function]>, Failure>>;
 
 impl Kernels {
-    /// Names kernels. Nothing is loaded yet. `ptx` ends with a zero byte; the driver compiles it for devices without an
-    /// image.
+    /// Names the kernels of an image: a fatbinary, a cubin, or PTX that ends with a zero byte (`cuModuleLoadData`).
+    /// Nothing is loaded yet. Of a fatbinary the driver takes the code for the device, else compiles its PTX.
     ///
-    /// # Panics
+    /// # Safety
     ///
-    /// Where `ptx` does not end with a zero byte. In a `static` the program does not compile then.
-    pub const fn new(images: &'static [Image], ptx: &'static [u8], names: &'static [(&'static CStr, u32)]) -> Self {
-        assert!(matches!(ptx, [.., 0]), "PTX ends with a zero byte");
-        Self { images, ptx, names, loaded: Mutex::new(Vec::new()) }
+    /// `image` is whole, and a fatbinary or cubin is aligned to 8 bytes.
+    pub const unsafe fn new(image: &'static [u8], names: &'static [(&'static CStr, u32)]) -> Self {
+        Self { image, names, loaded: Mutex::new(Vec::new()) }
     }
 
     /// Launches a kernel with one parameter, of the type `P`, in `stream` of `device`.
@@ -97,7 +85,7 @@ impl Kernels {
     ) -> Result<()> {
         let entered = devices.enter(device)?;
         let driver = devices.driver();
-        let functions = self.slot(entered.context()).get_or_init(|| self.load(driver, device.index));
+        let functions = self.slot(entered.context()).get_or_init(|| self.load(driver));
         let functions = functions.as_ref().map_err(|failure| {
             let cause = error(driver, *failure);
             let text = format!("the kernels for copies cannot be loaded on {device} ({cause}): update the driver");
@@ -122,22 +110,15 @@ impl Kernels {
     }
 
     /// Loads the kernels into the current context. A capture on another thread must not forbid it.
-    fn load<D: Driver>(&self, driver: &D, ordinal: i32) -> Outcome<Box<[Function]>> {
+    fn load<D: Driver>(&self, driver: &D) -> Outcome<Box<[Function]>> {
         let mode = driver.exchange_capture_mode(RELAXED)?;
-        let loaded = self.load_relaxed(driver, ordinal);
+        let loaded = self.load_relaxed(driver);
         driver.exchange_capture_mode(mode)?;
         loaded
     }
 
-    fn load_relaxed<D: Driver>(&self, driver: &D, ordinal: i32) -> Outcome<Box<[Function]>> {
-        let (major, minor) = driver.capability(ordinal)?;
-        let runs = |image: &&Image| image.capability.0 == major && image.capability.1 <= minor;
-        let image = self.images.iter().filter(runs).max_by_key(|image| image.capability.1);
-        let module = match image.map(|image| driver.load_module(image.bytes)) {
-            Some(Ok(module)) => module,
-            // A driver older than the image may still compile the PTX.
-            _ => driver.load_module(self.ptx)?,
-        };
+    fn load_relaxed<D: Driver>(&self, driver: &D) -> Outcome<Box<[Function]>> {
+        let module = driver.load_module(self.image)?;
         let function = |&(name, shared): &(&CStr, u32)| {
             let function = driver.function(module, name)?;
             // Beyond 48 KiB a kernel has to opt in. Where the device has less, the launch fails.
@@ -157,15 +138,12 @@ mod tests {
 
     // SAFETY: no driver sees this stream.
     const STREAM: Stream = unsafe { Stream::from_handle(0xa0) };
-    const IMAGES: &[Image] = &[
-        Image { capability: (8, 0), bytes: b"sm_80" },
-        Image { capability: (8, 6), bytes: b"sm_86" },
-        Image { capability: (9, 0), bytes: b"sm_90" },
-    ];
+    const IMAGE: &[u8] = b"fatbinary";
     const LAUNCH: Launch = Launch::new(1, 3, 256);
 
     fn kernels() -> Kernels {
-        Kernels::new(IMAGES, b"ptx\0", &[(c"a", 48 << 10), (c"b", (48 << 10) + 16)])
+        // SAFETY: no driver reads the image.
+        unsafe { Kernels::new(IMAGE, &[(c"a", 48 << 10), (c"b", (48 << 10) + 16)]) }
     }
 
     fn launched(devices: &Devices<Fake>, kernels: &Kernels, device: i32) -> Result<()> {
@@ -178,50 +156,34 @@ mod tests {
     }
 
     #[test]
-    fn a_device_loads_the_nearest_image_once() {
-        for (capability, expected) in [
-            ((8, 0), b"sm_80".as_slice()),
-            ((8, 9), b"sm_86"),
-            ((9, 0), b"sm_90"),
-            ((7, 5), b"ptx\0"),
-            ((11, 0), b"ptx\0"),
-        ] {
-            let devices = Devices::new(Fake::with_capability(capability), 2);
-            let kernels = kernels();
-            launched(&devices, &kernels, 0).unwrap();
-            launched(&devices, &kernels, 0).unwrap();
-            let calls = devices.driver().take_calls();
-            let grid = Grid { blocks: 3, threads: 256, shared: 0 };
-            assert_eq!(
-                calls.iter().filter(|call| **call == Call::Launch(Function(b'b'.into()), grid, STREAM)).count(),
-                2
-            );
-            // 48 KiB need no leave.
-            let allowed = calls.iter().filter(|call| matches!(call, Call::AllowShared(..))).collect::<Vec<_>>();
-            assert_eq!(allowed, [&Call::AllowShared(Function(b'b'.into()), (48 << 10) + 16)]);
-            assert_eq!(loads(calls), [expected]);
-            launched(&devices, &kernels, 1).unwrap();
-            assert_eq!(loads(devices.driver().take_calls()), [expected], "another device loads them, too");
-        }
-    }
-
-    #[test]
-    fn a_driver_that_is_older_than_the_image_compiles_the_source() {
-        let devices = Devices::new(Fake::with_capability((9, 0)).refusing(b"sm_90"), 1);
-        launched(&devices, &kernels(), 0).unwrap();
-        assert_eq!(loads(devices.driver().take_calls()), [b"sm_90".as_slice(), b"ptx\0"]);
+    fn each_device_loads_the_image_once() {
+        let devices = Devices::new(Fake::default(), 2);
+        let kernels = kernels();
+        launched(&devices, &kernels, 0).unwrap();
+        launched(&devices, &kernels, 0).unwrap();
+        let calls = devices.driver().take_calls();
+        let grid = Grid { blocks: 3, threads: 256, shared: 0 };
+        assert_eq!(
+            calls.iter().filter(|call| **call == Call::Launch(Function(b'b'.into()), grid, STREAM)).count(),
+            2
+        );
+        // 48 KiB need no leave.
+        let allowed = calls.iter().filter(|call| matches!(call, Call::AllowShared(..))).collect::<Vec<_>>();
+        assert_eq!(allowed, [&Call::AllowShared(Function(b'b'.into()), (48 << 10) + 16)]);
+        assert_eq!(loads(calls), [IMAGE]);
+        launched(&devices, &kernels, 1).unwrap();
+        assert_eq!(loads(devices.driver().take_calls()), [IMAGE], "another device loads it, too");
     }
 
     #[test]
     fn failures_are_typed_and_leave_the_context_as_it_was() {
         for (call, kind) in [
-            ("cuDeviceGetAttribute", ErrorKind::CopyNeeded),
             ("cuModuleLoadData", ErrorKind::CopyNeeded),
             ("cuModuleGetFunction", ErrorKind::CopyNeeded),
             ("cuLaunchKernel", ErrorKind::Driver),
             ("cuCtxPushCurrent_v2", ErrorKind::Driver),
         ] {
-            let devices = Devices::new(Fake::with_capability((9, 0)), 1);
+            let devices = Devices::new(Fake::default(), 1);
             devices.driver().fail(call, 1);
             assert_eq!(launched(&devices, &kernels(), 0).unwrap_err().kind(), kind, "{call}");
             assert_eq!(devices.driver().current_context(), Ok(None));

@@ -44,7 +44,7 @@ mod unordered;
 mod words;
 
 pub use driver::{HANDLE, Handle};
-pub use launch::{Image, Kernels, Launch};
+pub use launch::{Kernels, Launch};
 pub use memory::{Event, Link};
 pub use pointer::Located;
 pub use sharing::{Opened, Outlet, Sharing, Signal, Transport};

@@ -7,7 +7,7 @@
 use crate::driver::{Context, Direction, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, RELAXED};
 use bridge_core::{Error, ErrorKind, Stream};
 use cudarc::driver::sys::{
-    CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction,
+    CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUfunction,
     CUfunction_attribute, CUmemoryPool, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstream_flags,
     CUstreamCaptureStatus,
 };
@@ -67,7 +67,6 @@ functions! {
     cuStreamIsCapturing(CUstream, *mut u32);
     cuThreadExchangeStreamCaptureMode(*mut u32);
     cuPointerGetAttributes(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr);
-    cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
     cuModuleLoadData(*mut CUmodule, *const c_void);
     cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
     cuFuncSetAttribute(CUfunction, c_int, c_int);
@@ -423,24 +422,9 @@ impl Driver for Cuda {
         Ok(Pointer { memory_type, managed: managed != 0, ordinal, start: start as usize, size })
     }
 
-    fn capability(&self, ordinal: i32) -> Outcome<(i32, i32)> {
-        use CUdevice_attribute::{
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
-        };
-        let (mut device, mut major, mut minor) = (0, 0, 0);
-        // SAFETY: the outputs are writable; a wrong ordinal is an error.
-        unsafe {
-            call!(self, cuDeviceGet(&mut device, ordinal))?;
-            call!(self, cuDeviceGetAttribute(&mut major, MAJOR as c_int, device))?;
-            call!(self, cuDeviceGetAttribute(&mut minor, MINOR as c_int, device))?;
-        }
-        Ok((major, minor))
-    }
-
     fn load_module(&self, image: &'static [u8]) -> Outcome<Module> {
         let mut module = null_mut();
-        // SAFETY: the output is writable; the image is a whole cubin, or PTX with a zero at its end.
+        // SAFETY: the output is writable; the image is whole, as `Kernels::new` demands.
         unsafe { call!(self, cuModuleLoadData(&mut module, image.as_ptr().cast())) }?;
         Ok(Module(module as usize))
     }

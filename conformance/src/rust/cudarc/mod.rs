@@ -31,7 +31,7 @@ pub struct CudarcSubject {
 bridge_core::debug_fields!(impl[] CudarcSubject: adapter);
 
 /// What `kernels.cu` is compiled to.
-const KERNELS: &str = include_str!("compiled/compute_70.ptx");
+const KERNELS: &str = include_str!("kernels.ptx");
 
 /// The parameter of the kernels (`kernels.cu`).
 #[derive(Clone, Copy)]

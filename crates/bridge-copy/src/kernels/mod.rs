@@ -24,7 +24,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use table::Kernel;
 
-static KERNELS: Kernels = Kernels::new(table::IMAGES, table::PTX, table::KERNELS);
+// SAFETY: the image is what the compiler of kernels wrote, whole and aligned.
+static KERNELS: Kernels = unsafe { Kernels::new(table::IMAGE, table::KERNELS) };
 
 /// Fills `to` with the elements of `from`, in `stream` of the device that both are on.
 ///

@@ -1,6 +1,5 @@
 //! The kernels, as data. Their source is in kernels/.
 
-use bridge_cuda::Image;
 use std::ffi::CStr;
 
 macro_rules! kernels {
@@ -70,14 +69,11 @@ kernels! {
     Cast c"cast" 256 0;
 }
 
-/// What `cargo xtask generate kernels` compiled them to.
-pub(crate) const IMAGES: &[Image] = &[
-    Image { capability: (7, 0), bytes: include_bytes!("../../kernels/compiled/sm_70.cubin") },
-    Image { capability: (8, 0), bytes: include_bytes!("../../kernels/compiled/sm_80.cubin") },
-    Image { capability: (9, 0), bytes: include_bytes!("../../kernels/compiled/sm_90.cubin") },
-    Image { capability: (10, 0), bytes: include_bytes!("../../kernels/compiled/sm_100.cubin") },
-    Image { capability: (12, 0), bytes: include_bytes!("../../kernels/compiled/sm_120.cubin") },
-];
+/// What `cargo xtask generate kernels` compiled them to: a fatbinary.
+pub(crate) static IMAGE: &[u8] = &ALIGNED.0;
 
-/// For devices that have no image: the driver compiles it. It ends with a zero, as the driver wants.
-pub(crate) const PTX: &[u8] = include_bytes!("../../kernels/compiled/compute_70.ptx");
+static ALIGNED: &Aligned<[u8]> = &Aligned(*include_bytes!("../../kernels/compiled.fatbin"));
+
+/// As the driver reads an image.
+#[repr(align(8))]
+struct Aligned<T: ?Sized>(T);
