@@ -75,7 +75,7 @@ impl<A: Adapter, H: HostTensors<Tensor = A::Tensor>> HostSubject<A, H> {
         Self { adapter, tensors, ordering: Arc::new(HostOnly) }
     }
 
-    /// The same with an ordering that has copies, such as that of `bridge-copy`.
+    /// The same with an ordering that has copies, such as that of `bridge-cuda`.
     #[must_use]
     pub fn with_ordering(self, ordering: Arc<dyn Ordering>) -> Self {
         Self { ordering, ..self }

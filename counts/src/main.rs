@@ -124,7 +124,7 @@ fn copies(ndarray: &NdArray) -> Result<Vec<Named<'_>>> {
     let empty = |shape: &[i64], order| unsafe { ndarray.empty(Device::CPU, DType::FLOAT32, shape, order) };
     let (rows, columns) = (empty(&[8, 8], Order::RowMajor)?, empty(&[8, 8], Order::ColumnMajor)?);
     let (same, fresh) = (empty(&[8, 8], Order::RowMajor)?, empty(&[2, 3, 4, 5], Order::RowMajor)?);
-    let ordering = bridge_copy::ordering();
+    let ordering = bridge_cuda::ordering();
     let to = empty(&[8, 8], Order::RowMajor)?;
     let permuted = Options::copied().with_permute(Permutation::new(&[0, 2, 3, 1])?);
     Ok(vec![

@@ -9,7 +9,7 @@ use std::path::Path;
 const FILE: &str = "fixtures/api.txtar";
 
 /// The packages that other crates build on.
-const PACKAGES: [&str; 4] = ["truebridge-core", "truebridge-cuda", "truebridge-copy", "truebridge"];
+const PACKAGES: [&str; 3] = ["truebridge-core", "truebridge-cuda", "truebridge"];
 
 /// Traits that the compiler implements by itself, and that differ between toolchains or matter to no caller. `Send` and
 /// `Sync` are promises, and stay in the lists.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// Packages whose tests need neither a device nor Python, and touch memory through raw pointers.
-const POINTERS: [&str; 4] = ["truebridge-core", "truebridge-copy", "truebridge-cuda", "truebridge-interpreter"];
+const POINTERS: [&str; 3] = ["truebridge-core", "truebridge-cuda", "truebridge-interpreter"];
 
 /// The code of a package that is changed, and the tests that must notice.
 struct Mutants {
@@ -50,13 +50,13 @@ const MUTANTS: [Mutants; 7] = [
     },
     Mutants {
         step: "mutants of copies",
-        package: "truebridge-copy",
+        package: "truebridge-cuda",
         files: &[
-            "crates/bridge-copy/src/{floats,plan,host,moves}.rs",
-            "crates/bridge-copy/src/host/*.rs",
-            "crates/bridge-copy/src/moves/*.rs",
-            "crates/bridge-copy/src/kernels/{casts,choose,many,pieces,parameters}.rs",
-            "crates/bridge-copy/src/kernels/choose/*.rs",
+            "crates/bridge-cuda/src/copy/{floats,plan,host,moves}.rs",
+            "crates/bridge-cuda/src/copy/host/*.rs",
+            "crates/bridge-cuda/src/copy/moves/*.rs",
+            "crates/bridge-cuda/src/copy/kernels/{casts,choose,many,pieces,parameters}.rs",
+            "crates/bridge-cuda/src/copy/kernels/choose/*.rs",
         ],
         features: "",
         tests: &["--lib"],

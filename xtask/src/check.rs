@@ -17,7 +17,7 @@ const PYTHON: [&str; 9] = [
     "counts",
     "crates/bridge-python",
     "crates/bridge-capi/python",
-    "crates/bridge-copy/kernels",
+    "crates/bridge-cuda/kernels",
     "crates/bridge-tensorflow/tests",
     "conformance",
     "examples",

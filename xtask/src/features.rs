@@ -45,7 +45,6 @@ const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
     ("tch", &["torch"]),
     // adapters: begin
     ("truebridge-candle", &["candle", "candle-cuda"]),
-    ("truebridge-copy", &["candle-cuda", "cuda", "cudarc"]),
     ("truebridge-cuda", &["candle-cuda", "cuda", "cudarc", "tensorflow"]),
     ("truebridge-cudarc", &["candle-cuda", "cudarc"]),
     ("truebridge-frameworks", &["python"]),

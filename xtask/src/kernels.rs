@@ -4,14 +4,14 @@ use crate::run::{Result, at, program, root, run, target};
 use crate::venv;
 use std::fs;
 
-const COMPILER: &str = "crates/bridge-copy/kernels/compile.py";
+const COMPILER: &str = "crates/bridge-cuda/kernels/compile.py";
 
 /// What is compiled: the source, the result, and the architectures. A device runs cubins of its own major version and of
 /// the same or a lower minor one, and PTX for its own version or a lower one.
 const KERNELS: [(&str, &str, &[&str]); 2] = [
     (
-        "crates/bridge-copy/kernels/copy.cu",
-        "crates/bridge-copy/kernels/compiled.fatbin",
+        "crates/bridge-cuda/kernels/copy.cu",
+        "crates/bridge-cuda/kernels/compiled.fatbin",
         &["sm_70", "sm_80", "sm_90", "sm_100", "sm_120", "compute_70"],
     ),
     ("conformance/src/rust/cudarc/kernels.cu", "conformance/src/rust/cudarc/kernels.ptx", &["compute_70"]),

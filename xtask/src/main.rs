@@ -135,7 +135,7 @@ enum Generated {
     Api,
     /// The header of the C library, out of its sources.
     Header,
-    /// The kernels of bridge-copy, compiled for all architectures; no GPU needed.
+    /// The kernels of bridge-cuda, compiled for all architectures; no GPU needed.
     Kernels,
     /// The tables and pictures of the documentation, and the lists of frameworks for type checkers.
     Tables,

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 const CRATES: [&str; 18] = [
     "crates/bridge-candle",
     "crates/bridge-capi",
-    "crates/bridge-copy",
     "crates/bridge-core",
     "crates/bridge-cuda",
     "crates/bridge-cudarc",

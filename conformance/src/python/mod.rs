@@ -295,7 +295,7 @@ impl<'py> Subject for PySubject<'py> {
     }
 
     fn ordering(&self) -> Arc<dyn Ordering> {
-        Arc::clone(bridge_copy::ordering())
+        Arc::clone(bridge_cuda::ordering())
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<PyTensor<'py>> {

@@ -97,7 +97,7 @@ pub(crate) fn relay(address: usize, device: i32, streams: Option<(u64, u64)>, ca
         Some((owner, reader)) => [of(owner), of(reader)],
         None => [(); 2].map(|()| Relay::new(device, None)),
     };
-    let (tensor, options, ordering) = (Tensor::At(address), Options::default(), bridge_copy::ordering());
+    let (tensor, options, ordering) = (Tensor::At(address), Options::default(), bridge_cuda::ordering());
     let started = Instant::now();
     for _ in 0..calls {
         let (view, _) = transfer(&from, &to, &tensor, ordering, &options).map_err(super::refused)?;

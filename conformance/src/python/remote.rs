@@ -77,7 +77,7 @@ impl Process {
     /// It cannot be loaded: the other process has said why.
     pub(super) fn greet(&mut self) -> Result<Remote, String> {
         let (from, to) = self.ends.take().ok_or("it was greeted before")?;
-        let greeted = Remote::new(&self.name, from, to, bridge_copy::ordering().clone(), AROUND);
+        let greeted = Remote::new(&self.name, from, to, bridge_cuda::ordering().clone(), AROUND);
         greeted.map_err(|error| format!("{}: {error}", self.name))
     }
 }

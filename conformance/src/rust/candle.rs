@@ -21,7 +21,7 @@ pub struct Tensors;
 impl Default for CandleSubject {
     fn default() -> Self {
         // SAFETY: the suite uses a tensor on one thread at a time, and its operation in place writes to elements alone.
-        Self::new(unsafe { Candle::new() }, Tensors).with_ordering(bridge_copy::ordering().clone())
+        Self::new(unsafe { Candle::new() }, Tensors).with_ordering(bridge_cuda::ordering().clone())
     }
 }
 

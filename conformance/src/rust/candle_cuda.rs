@@ -66,7 +66,7 @@ impl Subject for CandleCudaSubject {
     }
 
     fn ordering(&self) -> Arc<dyn Ordering> {
-        Arc::clone(bridge_copy::ordering())
+        Arc::clone(bridge_cuda::ordering())
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<Tensor> {

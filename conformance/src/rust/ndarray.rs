@@ -22,7 +22,7 @@ impl Default for NdArraySubject {
         // SAFETY: the suite uses a tensor on one thread at a time.
         let adapter = unsafe { NdArray::new() };
         let tensors = Arrays { dtypes: adapter.profile().dtypes.clone() };
-        Self::new(adapter, tensors).with_ordering(bridge_copy::ordering().clone())
+        Self::new(adapter, tensors).with_ordering(bridge_cuda::ordering().clone())
     }
 }
 

@@ -89,7 +89,7 @@ impl OrtSubject {
     /// Those of [`Ort::new`].
     pub fn load() -> Result<Self> {
         // SAFETY: the suite uses a tensor on one thread at a time.
-        Ok(Self::new(unsafe { Ort::new()? }, Values).with_ordering(bridge_copy::ordering().clone()))
+        Ok(Self::new(unsafe { Ort::new()? }, Values).with_ordering(bridge_cuda::ordering().clone()))
     }
 }
 

@@ -35,7 +35,7 @@
 //! With the feature `cuda`, tensors on CUDA devices go out in place, in the stream of their device. `Candle::with_cuda`
 //! makes an adapter that also takes them in: by one copy on the device, in its stream, into memory that candle
 //! allocates. The reason is the same as on the host: a slice of `cudarc` frees its memory itself. The host waits for
-//! neither. Copies on devices are those of `bridge-copy`: pass its ordering.
+//! neither. Copies on devices are those of `bridge-cuda`: pass its ordering.
 //!
 #![cfg_attr(feature = "cuda", doc = "```no_run")]
 #![cfg_attr(not(feature = "cuda"), doc = "```ignore")]
@@ -47,7 +47,7 @@
 //! let device = Device::new_cuda_with_stream(0).unwrap();
 //! // SAFETY: this program has no custom operations, and uses a tensor in the stream of its device alone.
 //! let candle = unsafe { Candle::with_cuda(device.as_cuda_device().unwrap()) };
-//! let (cudarc, ordering) = (Cudarc::of_device(0)?, bridge_copy::ordering());
+//! let (cudarc, ordering) = (Cudarc::of_device(0)?, bridge_cuda::ordering());
 //!
 //! let tensor = Tensor::arange(0f32, 6.0, &device).unwrap();
 //! let (array, done) = transfer(&candle, &cudarc, &tensor, ordering, &Options::default())?;

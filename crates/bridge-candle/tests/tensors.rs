@@ -22,9 +22,9 @@ fn candle() -> Candle {
     unsafe { Candle::new() }
 }
 
-/// Core's copies alone, and those of bridge-copy.
+/// Core's copies alone, and those of bridge-cuda.
 fn orderings() -> [Arc<dyn Ordering>; 2] {
-    [Arc::new(HostOnly), Arc::clone(bridge_copy::ordering())]
+    [Arc::new(HostOnly), Arc::clone(bridge_cuda::ordering())]
 }
 
 fn counted(shape: (usize, usize, usize)) -> Tensor {
@@ -48,7 +48,7 @@ fn every_view_goes_out_in_place() {
     ];
     for view in views {
         let (seen, done) =
-            transfer(&candle(), &ndarray(), &view, bridge_copy::ordering(), &Options::default()).unwrap();
+            transfer(&candle(), &ndarray(), &view, bridge_cuda::ordering(), &Options::default()).unwrap();
         assert_eq!((done.plan, done.bytes_copied), (Plan::ZeroCopy, 0));
         assert_eq!(seen.data(), address(&base) + 8 * view.layout().start_offset());
         let dims: Vec<i64> = view.dims().iter().map(|dim| *dim as i64).collect();
@@ -61,7 +61,7 @@ fn every_view_goes_out_in_place() {
 #[test]
 fn the_memory_outlives_the_tensor() {
     let tensor = counted((2, 3, 4));
-    let (seen, _) = transfer(&candle(), &ndarray(), &tensor, bridge_copy::ordering(), &Options::default()).unwrap();
+    let (seen, _) = transfer(&candle(), &ndarray(), &tensor, bridge_cuda::ordering(), &Options::default()).unwrap();
     drop(tensor);
     assert_eq!(seen.to_array::<i64>().unwrap().sum(), 276);
 }
@@ -148,7 +148,7 @@ fn every_dtype_converts_in_both_directions() {
 #[test]
 fn a_tensor_of_candle_is_filled_in_place() {
     let (target, source) = (counted((1, 2, 3)), HostArray::from(array![[[9i64, 8, 7], [6, 5, 4]]]));
-    copy_into(&ndarray(), &candle(), &source, &target, bridge_copy::ordering()).unwrap();
+    copy_into(&ndarray(), &candle(), &source, &target, bridge_cuda::ordering()).unwrap();
     assert_eq!(target.flatten_all().unwrap().to_vec1::<i64>().unwrap(), [9, 8, 7, 6, 5, 4]);
 }
 

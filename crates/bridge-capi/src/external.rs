@@ -131,7 +131,7 @@ pub unsafe extern "C" fn tb_feed(
         unsafe {
             let (runtime, tensor) = (borrow(runtime, "runtime")?, borrow(tensor, "tensor")?);
             let options = Options::default().with_copy(transfer::copy(copy)?);
-            let ordering = bridge_copy::ordering();
+            let ordering = bridge_cuda::ordering();
             let caller = Caller::of(tensor, ordering);
             let (edge, _) = bridge_core::transfer(&caller, &runtime.graph, tensor, ordering, &options)?;
             write(out, into_raw(CExternal::new(edge, runtime)), "out")

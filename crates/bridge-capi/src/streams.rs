@@ -19,7 +19,7 @@ pub unsafe extern "C" fn tb_order(device: CDevice, earlier: u64, later: u64) -> 
             return Err(Error::new(ErrorKind::Device, text));
         }
         // SAFETY: the caller names streams that are alive.
-        unsafe { bridge_copy::ordering().order(device, stream_on(device, earlier)?, stream_on(device, later)?) }
+        unsafe { bridge_cuda::ordering().order(device, stream_on(device, earlier)?, stream_on(device, later)?) }
     })
 }
 

@@ -63,7 +63,7 @@ pub unsafe extern "C" fn tb_share(
         let time = time.map_err(|_| refused(format!("seconds must be ≥ 0, not {seconds}")))?;
         let writing = usize::try_from(writing).ok().and_then(|number| WRITING.get(number).copied());
         let writing = writing.ok_or_else(|| refused("writing is not a value of tb_writing"))?;
-        let ordering = bridge_copy::ordering();
+        let ordering = bridge_cuda::ordering();
         let callers: Vec<_> = tensors.iter().map(|tensor| Caller::of(tensor, ordering)).collect();
         let leaves: Vec<(&dyn Adapter<Tensor = CTensor>, &CTensor)> =
             callers.iter().zip(tensors).map(|(caller, tensor)| (caller as _, tensor)).collect();

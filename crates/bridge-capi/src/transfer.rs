@@ -333,7 +333,7 @@ pub unsafe extern "C" fn tb_plan(
             let (tensor, options) = (borrow(tensor, "tensor")?, requests(options)?);
             let (profile, _) = profile(target, tensor, options.device)?;
             let tensor = transferable(tensor, &profile, &options)?;
-            let (done, device) = planned(&tensor, profile, &options, bridge_copy::ordering())?;
+            let (done, device) = planned(&tensor, profile, &options, bridge_cuda::ordering())?;
             write_report(report, &done, device);
         }
         Ok(())
@@ -368,7 +368,7 @@ pub unsafe extern "C" fn tb_transfer(
                 .find(|device| in_streams(*device));
             let stream = device.map_or(Ok(Stream::LEGACY), |device| stream_on(device, stream))?;
             let tensor = transferable(tensor, &profile, &options)?;
-            let (lease, done) = transferred(&tensor, profile, &options, stream, bridge_copy::ordering())?;
+            let (lease, done) = transferred(&tensor, profile, &options, stream, bridge_cuda::ordering())?;
             write_report(report, &done, lease.device());
             write(out, managed(lease, versioned).as_raw(), "out")
         }
@@ -389,7 +389,7 @@ pub unsafe extern "C" fn tb_copy_into(
     answer(|| {
         // SAFETY: the pointers are null or what the header says.
         let (from, to, axes) = unsafe { (borrow(from, "from")?, borrow(to, "to")?, permutation(axes, axis_count)?) };
-        let ordering = bridge_copy::ordering();
+        let ordering = bridge_cuda::ordering();
         let (source, target) = (Caller::of(from, ordering).permuting(axes), Caller::of(to, ordering));
         copy_into(&source, &target, from, to, ordering).map(drop)
     })

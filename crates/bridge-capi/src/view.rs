@@ -19,7 +19,7 @@ fn lease(external: &CExternal, stream: u64, keeps_read_only: bool) -> Result<Lea
     // SAFETY: the caller names a stream that exists (`truebridge.h`).
     let reader = Reader::new(profile, Some(unsafe { Stream::from_handle(stream) }));
     let in_place = Options::in_place();
-    let (lease, _) = transfer(&external.graph(), &reader, external.edge(), bridge_copy::ordering(), &in_place)?;
+    let (lease, _) = transfer(&external.graph(), &reader, external.edge(), bridge_cuda::ordering(), &in_place)?;
     Ok(lease)
 }
 

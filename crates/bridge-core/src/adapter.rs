@@ -143,7 +143,7 @@ pub unsafe trait Adapter {
         let _ = tensor;
         let name = &self.profile().name;
         let text =
-            format!("{name} has no kernels for copies: use the ordering of bridge-copy, or copy the tensor first");
+            format!("{name} has no kernels for copies: use the ordering of bridge-cuda, or copy the tensor first");
         Err(Error::new(ErrorKind::CopyNeeded, text))
     }
 

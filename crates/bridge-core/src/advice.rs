@@ -73,7 +73,7 @@ words! {
         DetachFirst => "detach the source first",
         DetachTarget => "pass the detached tensor, which shares its memory",
         ReverseDimensions => "reverse the dimensions with Options::permute",
-        Copies => "pass an ordering with copies: that of bridge-copy, or of the facade with the feature `cuda`",
+        Copies => "pass an ordering with copies: that of bridge-cuda, or of the facade with the feature `cuda`",
         Cast => "cast the source first, or name the target's dtype in Pair::dtype of copy_all to cast on the way",
         CastFirst => "cast the source first",
     }

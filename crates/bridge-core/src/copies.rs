@@ -1,4 +1,4 @@
-//! Copies of strided tensors, as a trait. `bridge-copy` implements it.
+//! Copies of strided tensors, as a trait. `bridge-cuda` implements it.
 
 use crate::{Cast, Device, DeviceBuffer, Error, ErrorKind, Failed, Keep, Layout, Result, Stream};
 use std::ops::Range;

@@ -163,10 +163,7 @@ mod tests {
         launched(&devices, &kernels, 0).unwrap();
         let calls = devices.driver().take_calls();
         let grid = Grid { blocks: 3, threads: 256, shared: 0 };
-        assert_eq!(
-            calls.iter().filter(|call| **call == Call::Launch(Function(b'b'.into()), grid, STREAM)).count(),
-            2
-        );
+        assert_eq!(calls.iter().filter(|call| **call == Call::Launch(Function(b'b'.into()), grid, STREAM)).count(), 2);
         // 48 KiB need no leave.
         let allowed = calls.iter().filter(|call| matches!(call, Call::AllowShared(..))).collect::<Vec<_>>();
         assert_eq!(allowed, [&Call::AllowShared(Function(b'b'.into()), (48 << 10) + 16)]);

@@ -1,5 +1,5 @@
-//! The CUDA driver's side of the contract: orders streams with events, releases memory in stream order, and looks up
-//! the device of an address.
+//! The CUDA driver's side of the contract: orders streams with events, releases memory in stream order, looks up the
+//! device of an address, and copies strided tensors on a device, on the host, and between the two ([`Copier`]).
 //!
 //! The crate builds and runs without CUDA, and looks for a driver at the first call. It loads `libcuda.so.1`, and never
 //! uses the global scope, which may hold another library's stubs.
@@ -25,6 +25,7 @@ struct Readme;
 
 mod after_capture;
 mod context;
+mod copy;
 mod driver;
 #[cfg(test)]
 mod fake;
@@ -43,6 +44,9 @@ mod sync;
 mod unordered;
 mod words;
 
+pub use copy::Copier;
+#[doc(hidden)]
+pub use copy::{Cut, Cuts, Tick, Trial, ticking};
 pub use driver::{HANDLE, Handle};
 pub use launch::{Kernels, Launch};
 pub use memory::{Event, Link};
@@ -78,18 +82,23 @@ pub fn device_count() -> usize {
     cuda().map_or(0, |cuda| cuda.devices().count())
 }
 
-/// Returns the ordering of this process, over CUDA events. The first call of one of its methods loads CUDA; the methods
-/// fail where CUDA is not [`available`].
+/// Returns the ordering of this process: over CUDA events, with the copies of [`Copier`]. The first call of one of its
+/// methods loads CUDA; the methods fail where CUDA is not [`available`], except copies on the host.
 pub fn ordering() -> &'static Arc<dyn Ordering> {
-    static ORDERING: LazyLock<Arc<dyn Ordering>> = LazyLock::new(|| Arc::new(Lazy));
+    static ORDERING: LazyLock<Arc<dyn Ordering>> = LazyLock::new(|| Arc::new(OfProcess(&Copier)));
     &ORDERING
 }
 
-struct Lazy;
+/// Returns the same ordering with other copies, such as a wrapper of [`Copier`].
+pub fn ordering_with(copies: &'static dyn Copies) -> Arc<dyn Ordering> {
+    Arc::new(OfProcess(copies))
+}
+
+struct OfProcess(&'static dyn Copies);
 
 #[deny(clippy::missing_trait_methods)]
 // SAFETY: it orders by events of the driver, or returns its error, and drops buffers after them.
-unsafe impl Ordering for Lazy {
+unsafe impl Ordering for OfProcess {
     unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         cuda()?.order(device, earlier, later)
     }
@@ -144,7 +153,7 @@ unsafe impl Ordering for Lazy {
     }
 
     fn copies(&self) -> Option<&dyn Copies> {
-        None
+        Some(self.0)
     }
 }
 

@@ -28,7 +28,7 @@ impl Event {
 }
 
 /// Copies bytes between the host and devices, and allocates memory for them. Implemented by the driver; the tests of
-/// `bridge-copy` have another implementation.
+/// `bridge-cuda` have another implementation.
 ///
 /// Addresses and lengths are in bytes. Every method may be called on any thread, and leaves that thread's current
 /// context unchanged. Methods that take a stream are unsafe: it is alive until its framework destroys it, and the driver

@@ -3,10 +3,10 @@
 
 mod model;
 
-use bridge_copy::ordering;
 use bridge_core::{
     Adapter, CopiedBy, Device, ErrorKind, Options, Plan, Reason, Reuse, Stream, Transfer, stats, transfer,
 };
+use bridge_cuda::ordering;
 use bridge_cudarc::{Cudarc, DeviceArray};
 use bridge_ndarray::{HostArray, NdArray};
 use bridge_ort::Ort;

@@ -3,11 +3,11 @@
 
 mod model;
 
-use bridge_copy::ordering;
 use bridge_core::{
     Access, Adapter, COPY_ALIGNMENT, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Order, Plan, Reason,
     Stream, copy_into, stats, transfer,
 };
+use bridge_cuda::ordering;
 use bridge_ndarray::{HostArray, NdArray};
 use bridge_ort::Ort;
 use ndarray::{Array2, array};

@@ -100,7 +100,7 @@ fn overwritten(x: &PyTensor<'_>) -> Overwritten {
 #[pyfunction]
 fn jax_targets(py: Python<'_>) -> PyResult<Vec<(&'static str, &'static str, Bound<'_, PyCapsule>)>> {
     // Its copies never take the GIL, which the threads of XLA have not.
-    let targets = bridge_jax::targets(bridge_copy::ordering()).into_iter();
+    let targets = bridge_jax::targets(bridge_cuda::ordering()).into_iter();
     let capsule = |handler| {
         // SAFETY: the pointer is that of a function, which is never unloaded.
         unsafe { PyCapsule::new_with_pointer(py, handler, c"truebridge.handler") }

@@ -1,21 +1,21 @@
 //! The ordering of the process, whose copies release the GIL.
 
 use crate::progress;
-use bridge_copy::Copier;
 use bridge_core::{
     Cast, Copies, Device, DeviceBuffer, DeviceKind, Failed, Keep, Ordering, Piece, Planned, Result, Stream, Strided,
 };
+use bridge_cuda::Copier;
 use pyo3::prelude::*;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 /// Returns the ordering of the process, whose copies release the GIL where they take long.
 pub(crate) fn ordering() -> &'static Arc<dyn Ordering> {
-    static ORDERING: LazyLock<Arc<dyn Ordering>> = LazyLock::new(|| bridge_copy::ordering_with(&Releasing));
+    static ORDERING: LazyLock<Arc<dyn Ordering>> = LazyLock::new(|| bridge_cuda::ordering_with(&Releasing));
     &ORDERING
 }
 
-/// The copies of `bridge-copy`, made without the GIL where the host waits, or copies at least [`LONG`] bytes.
+/// The copies of `bridge-cuda`, made without the GIL where the host waits, or copies at least [`LONG`] bytes.
 struct Releasing;
 
 /// Copies of fewer bytes take less time than a thread switch of Python.

@@ -133,7 +133,7 @@ fn moved_among(moves: &Rc<Moves>, nbytes: usize, copy: impl FnOnce() -> Result<(
     let before = moves.done.get();
     moves.total.set(moves.total.get().max(before + nbytes));
     let told = Rc::clone(moves);
-    bridge_copy::ticking(Rc::new(move |done| told.tell(before + done.min(nbytes - 1), false)), copy)?;
+    bridge_cuda::ticking(Rc::new(move |done| told.tell(before + done.min(nbytes - 1), false)), copy)?;
     moves.done.set(before + nbytes);
     moves.tell(before + nbytes, true)
 }

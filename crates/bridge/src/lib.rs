@@ -21,13 +21,6 @@ mod misuse;
 #[cfg(feature = "python")]
 pub mod python;
 
-/// Copies of strided tensors: what [`bridge_copy`] has.
-#[cfg(feature = "cuda")]
-pub mod copy {
-    #[doc(inline)]
-    pub use bridge_copy::*;
-}
-
 /// CUDA: what [`bridge_cuda`] has.
 #[cfg(feature = "cuda")]
 pub mod cuda {
@@ -133,11 +126,11 @@ pub mod prelude {
 /// Returns the ordering of this process, to be passed to every transfer.
 ///
 /// With the feature `cuda` it orders streams of CUDA devices by events, looks for a driver at the first need of one,
-/// and has its own copies (the module `copy`). Without the feature it is [`HostOnly`]: tensors in host memory are
+/// and copies strided tensors by its kernels. Without the feature it is [`HostOnly`]: tensors in host memory are
 /// converted, and everything that needs a stream is refused with [`ErrorKind::Missing`].
 pub fn ordering() -> &'static Arc<dyn Ordering> {
     #[cfg(feature = "cuda")]
-    return bridge_copy::ordering();
+    return bridge_cuda::ordering();
     #[cfg(not(feature = "cuda"))]
     {
         static HOST: std::sync::LazyLock<Arc<dyn Ordering>> = std::sync::LazyLock::new(|| Arc::new(HostOnly));

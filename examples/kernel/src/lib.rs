@@ -12,7 +12,8 @@ use truebridge::{DType, Result};
 
 /// The kernel, in a form that the driver compiles for the device at the first launch.
 // SAFETY: PTX with a zero at its end.
-static KERNELS: Kernels = unsafe { Kernels::new(concat!(include_str!("scale.ptx"), "\0").as_bytes(), &[(c"scale", 0)]) };
+static KERNELS: Kernels =
+    unsafe { Kernels::new(concat!(include_str!("scale.ptx"), "\0").as_bytes(), &[(c"scale", 0)]) };
 
 const THREADS: u32 = 256;
 

@@ -246,7 +246,7 @@ impl Subject for CudarcSubject {
     }
 
     fn ordering(&self) -> Arc<dyn Ordering> {
-        Arc::clone(bridge_copy::ordering())
+        Arc::clone(bridge_cuda::ordering())
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<DeviceArray> {
