@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates.
-const CRATES: [&str; 18] = [
+const CRATES: [&str; 17] = [
     "crates/bridge-candle",
     "crates/bridge-capi",
     "crates/bridge-core",

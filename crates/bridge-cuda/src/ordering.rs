@@ -102,7 +102,7 @@ fn release_later<D: Driver>(
         After::All(stream) => (None, entered.record_all(stream).map(Point::Event)),
     };
     match point {
-        Some(Point::Idle) => releases::drop_each(buffers),
+        Some(Point::Idle) => releases::drop_here(devices.driver(), buffers),
         Some(Point::Event(event)) => releases.take(devices, device, stream, event, buffers),
         None if is_forbidden(&entered, after) => return Err(buffers),
         None => releases.leak(buffers),

@@ -28,10 +28,19 @@ const SHARE: usize = 2 * TURNS;
 pub(crate) type Buffers = SmallVec<[Box<dyn DeviceBuffer>; 1]>;
 
 /// Drops buffers. Each drop runs external code, whose panic must not prevent the others.
-pub(crate) fn drop_each(buffers: Buffers) {
+fn drop_each(buffers: Buffers) {
     for buffer in buffers {
         let _ = catch_unwind(AssertUnwindSafe(|| drop(buffer)));
     }
+}
+
+/// As [`drop_each`], on a thread of the program. A deleter may free memory by the driver, which invalidates captures in
+/// every mode but the relaxed one (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
+pub(crate) fn drop_here<D: Driver>(driver: &D, buffers: Buffers) {
+    let before = driver.exchange_capture_mode(RELAXED);
+    drop_each(buffers);
+    // A driver that has shut down has no captures.
+    let _ = before.and_then(|before| driver.exchange_capture_mode(before));
 }
 
 #[derive(Default)]
@@ -41,8 +50,8 @@ struct Counts {
 }
 
 /// The buffers of one stream, or of all streams of a device (`None`), whose events have not fired, as far as is known.
-/// Events fire in the order of their stream, so the first is polled alone. (A stream with the handle of one that was
-/// destroyed is queued after it: later than necessary, never too early.)
+/// Events fire in the order of their stream, so only the first is polled. (A stream with the handle of one that was destroyed is queued after it: later than
+/// necessary, never too early.)
 struct Queued {
     device: Device,
     stream: Option<Stream>,
@@ -141,7 +150,7 @@ impl Releases {
             (due, state.queues.iter().any(|queue| queue.is_of(device, Some(stream))))
         });
         // Not under the lock: this runs external code.
-        due.into_iter().for_each(PendingRelease::give_back);
+        due.into_iter().for_each(|release| release.give_back(|buffers| drop_here(devices.driver(), buffers)));
         after
     }
 
@@ -207,7 +216,7 @@ impl PendingRelease {
     }
 
     /// Drops the buffers if their event has fired.
-    fn give_back(mut self) {
+    fn give_back(mut self, drop_each: impl FnOnce(Buffers)) {
         if self.fired {
             let buffers = mem::take(&mut self.buffers);
             let count = buffers.len();
@@ -236,7 +245,7 @@ fn run<D: Driver>(devices: &Devices<D>, queue: &Queue<State>) {
     let is_empty = |state: &State| state.queues.is_empty();
     while let Some(due) = queue.wait(is_empty, |state| state.finished(devices, usize::MAX)) {
         pause = if due.is_empty() { PAUSES.1.min(pause * 2) } else { PAUSES.0 };
-        due.into_iter().for_each(PendingRelease::give_back);
+        due.into_iter().for_each(|release| release.give_back(drop_each));
         rest(pause);
     }
 }
@@ -349,6 +358,19 @@ mod tests {
         cuda.devices().driver().finish(A);
         settled(&cuda);
         assert_eq!((drops.load(SeqCst), cuda.releases().leaked()), (2, 0));
+    }
+
+    #[test]
+    fn a_drop_that_calls_the_driver_does_no_harm_to_the_callers_captures() {
+        let (cuda, drops) = setup();
+        cuda.devices().driver().idle(A);
+        for panics in [false, true] {
+            cuda.devices().driver().take_calls();
+            cuda.release_later(GPU, A, Box::new(Counted { drops: Arc::clone(&drops), panics }));
+            let calls = cuda.devices().driver().take_calls();
+            assert!(calls.ends_with(&[Call::Mode(RELAXED), Call::Mode(0)]), "{calls:?}");
+        }
+        assert_eq!(drops.load(SeqCst), 2);
     }
 
     #[test]

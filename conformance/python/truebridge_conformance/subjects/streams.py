@@ -99,7 +99,9 @@ class ManyStreams(Optional):
     def fresh(self, external: bool) -> int | None:
         stream = self.wrapped(raw_stream()) if external else self.made()
         handle = self.handle(stream)
-        if handle not in self.known:
+        # A framework with a pool may return one that the process keeps. Any other that is known under this handle has
+        # been destroyed: the driver uses handles again.
+        if handle not in self.streams():
             self.known[handle] = stream
             self.passing[handle] = external
         return handle
