@@ -55,7 +55,7 @@ REFERENCE = {
     "autograd": ("Gradients", "autograd"),
     "doctor": (
         "Doctor",
-        "doctor matrix _report.Report _report.Finding _report.Matrix _report.Pair _report.Framework _report.Gpu "
+        "doctor _report.Report _report.Finding _report.Matrix _report.Pair _report.Framework _report.Gpu "
         "bench _bench.Bench _bench.Handoff _bench.Copies _report.Written",
     ),
     "debugging": ("Debugging", "debug debugging.Debug debugging.Finding debugging.BridgeDebugWarning"),

@@ -97,7 +97,7 @@ for x in (array, tensor, array[:, ::-1], tensor.T, {{"a": [array, tensor]}}, ten
             tb.convert(x, target, **{{name: value}})
             tb.plan(x, target, **{{name: value}})
 tb.to_torch(tensor.__dlpack__())
-for name in tb.__all__:
+for name in dir(tb):
     # PaddlePaddle warns itself, when it is imported.
     if name.startswith("convert_") and not name.endswith(("cupy", "tf", "paddle")):
         getattr(tb, name)(array)
@@ -149,8 +149,8 @@ assert tape.gradient(y, constant).shape == (2, 3)
 MATRIX = """
 from truebridge import _doctor
 _doctor.ALL = {name: _doctor.ALL[name] for name in ("numpy", "torch")}
-matrix = tb.matrix()
-assert {pair.way for pair in matrix.pairs if pair.device == "cpu"} == {"in place"}, str(matrix)
+matrix = tb.doctor().matrix
+assert {pair.method for pair in matrix.pairs if pair.device == "cpu"} == {"in place"}, str(matrix)
 str(matrix)
 """
 

@@ -318,7 +318,7 @@ def is_documented_by_its_parent(thing: Any) -> bool:
 
 def test_everything_public_is_found() -> None:
     assert {"to_torch", "convert_tf_to_cupy", "Plan.nbytes", "names.Client.watch", "tracing.Trace.save"} <= set(EVERY)
-    named = {name for name in tb.__all__ if callable(getattr(tb, name))} - {"Target"}
+    named = {name for name in tb.__all__ if callable(getattr(tb, name))}
     assert {id(thing) for thing in EVERY.values()} >= {id(getattr(tb, name)) for name in named}
     files = Path(tb.__file__).parent.glob("[a-z]*.py")
     assert {file.stem for file in files} - {"pairs"} == set(MODULES), "a new module belongs into MODULES"
@@ -362,7 +362,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     processes._core.ipc_close()
 
 
-#: The frameworks of the examples of ``doctor``, ``matrix`` and ``bench``. ``test_doctor.py`` and
+#: The frameworks of the examples of ``doctor`` and ``bench``. ``test_doctor.py`` and
 #: ``test_doctor_bench.py`` ask for all of them, which takes long.
 TWO = {name: ALL[name] for name in ("numpy", "torch")}
 

@@ -31,7 +31,6 @@ from ._core import (
     Loan,
     Plan,
     Ticket,
-    __version__,
     convert,
     copier,
     copy,
@@ -49,6 +48,7 @@ from ._core import (
     to_torch,
     # adapters: end
 )
+from ._core import __version__ as __version__
 from .errors import (
     BridgeBufferError,
     BridgeConnectionError,
@@ -85,9 +85,7 @@ __all__ = [
     "ImmutableWarning",
     "Loan",
     "Plan",
-    "Target",
     "Ticket",
-    "__version__",
     "bench",
     "call",
     "connect",
@@ -98,7 +96,6 @@ __all__ = [
     "doctor",
     "lend",
     "load",
-    "matrix",
     "plan",
     "profile",
     "record_stream",
@@ -135,8 +132,8 @@ if TYPE_CHECKING:
     from . import tracing as tracing
     from ._bench import bench
     from ._calls import call
-    from ._core import Target
-    from ._doctor import doctor, matrix
+    from ._core import Target as Target
+    from ._doctor import doctor
     from ._onnxruntime import to_onnxruntime
     from ._shards import reshard
     from .debugging import BridgeDebugWarning, debug
@@ -203,9 +200,9 @@ else:
         "tracing",
     )
     _LAZY = {
-        **dict.fromkeys(("doctor", "matrix"), "_doctor"),
         "bench": "_bench",
         "call": "_calls",
+        "doctor": "_doctor",
         "reshard": "_shards",
         "to_onnxruntime": "_onnxruntime",
         **dict.fromkeys(("BridgeDebugWarning", "debug"), "debugging"),

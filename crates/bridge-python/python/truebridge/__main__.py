@@ -8,14 +8,13 @@ from collections.abc import Callable
 
 from . import _core
 from ._bench import Bench, bench
-from ._doctor import doctor, matrix
-from ._report import Matrix, Report
+from ._doctor import doctor
+from ._report import Report
 from ._store import number_of_bytes, store
 from .errors import BridgeError
 
-_COMMANDS: dict[str, Callable[..., Report | Matrix | Bench | str]] = {
+_COMMANDS: dict[str, Callable[..., Report | Bench | str]] = {
     "doctor": doctor,
-    "matrix": matrix,
     "bench": bench,
     "store": store,
 }
@@ -32,7 +31,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", parents=[common], help="versions, devices, pairs, and problems with advice")
-    commands.add_parser("matrix", parents=[common], help="which pairs of frameworks are in place, and why not")
     measures = commands.add_parser(
         "bench", parents=[common], help="what a conversion costs, beside the frameworks' own functions"
     )

@@ -22,7 +22,7 @@ from ._progress import PERIOD
 from ._report import Framework, Gpu, Matrix, Pair, Report
 from .errors import of_kind
 
-__all__ = ["doctor", "matrix"]
+__all__ = ["doctor"]
 
 #: Runs a probe with the caller's path, so that it finds the caller's frameworks, and nothing else.
 _PROGRAM = "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); import truebridge._probe as probe; "
@@ -44,8 +44,8 @@ def doctor(*, timeout: float = 120.0) -> Report:
     Returns
     -------
     Report
-        Versions, devices, which pairs of frameworks are in place, and ``findings``. ``str`` makes a page of it, and
-        ``as_json`` JSON.
+        Versions, devices, which pairs of frameworks are in place (``matrix``, for a compact tensor of float32 at an
+        address that 64 divides), and ``findings``. ``str`` makes a page of it, and ``as_json`` JSON.
 
     Raises
     ------
@@ -61,6 +61,9 @@ def doctor(*, timeout: float = 120.0) -> Report:
     >>> print(report)
     truebridge ...
     >>> todo = [finding.advice for finding in report.findings]
+    >>> wanted = ("torch", "numpy", "cpu")
+    >>> [pair.method for pair in report.matrix.pairs if (pair.source, pair.target, pair.device) == wanted]
+    ['in place']
     """
     facts = _probed(timeout)
     driver, gpus = facts["driver"], len(facts["driver"].get("devices", []))
@@ -102,37 +105,6 @@ def doctor(*, timeout: float = 120.0) -> Report:
         matrix=_matrix(tried),
         findings=tuple(findings),
     )
-
-
-def matrix(*, timeout: float = 120.0) -> Matrix:
-    """Plan the conversion of a small tensor between every two frameworks, on every device.
-
-    The tensor is compact, of float32, at an address that 64 divides. ``doctor`` also says why a framework is not in the
-    table.
-
-    Parameters
-    ----------
-    timeout : float
-        As for ``doctor``.
-
-    Returns
-    -------
-    Matrix
-        The pairs. ``str`` makes a table of them, and ``as_json`` JSON.
-
-    Raises
-    ------
-    BridgeError
-        As for ``doctor``.
-
-    Examples
-    --------
-    >>> import truebridge as tb
-    >>> wanted = ("torch", "numpy", "cpu")
-    >>> [pair.method for pair in tb.matrix().pairs if (pair.source, pair.target, pair.device) == wanted]
-    ['in place']
-    """
-    return doctor(timeout=timeout).matrix
 
 
 def _probed(timeout: float) -> dict[str, Facts]:

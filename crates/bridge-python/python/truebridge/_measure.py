@@ -179,7 +179,7 @@ def _rows(kind: Kind, pairs: list[Pair], seconds: float, tell: Tell) -> list[dic
             if not _core.plan(tensor, pair.target).zero_copy:  # type: ignore[call-overload]
                 continue
         except Exception:
-            # No tensor, or no pair: ``matrix`` says why.
+            # No tensor, or no pair: ``doctor`` says why.
             continue
         methods = kind.methods(pair)
         rows.append({"source": pair.source, "target": pair.target, "device": pair.device, **dict.fromkeys(methods)})

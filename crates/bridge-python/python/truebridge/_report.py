@@ -1,4 +1,4 @@
-"""What ``doctor`` and ``matrix`` return."""
+"""What ``doctor`` returns."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Matrix(Written):
-    """The pairs of frameworks, as ``matrix`` returns them. ``str`` makes a table of them.
+    """The pairs of frameworks. ``str`` makes a table of them.
 
     Attributes
     ----------
