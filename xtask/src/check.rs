@@ -12,9 +12,8 @@ use std::time::Instant;
 const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// Folders with Python in them.
-const PYTHON: [&str; 9] = [
+const PYTHON: [&str; 8] = [
     "benches",
-    "counts",
     "crates/bridge-python",
     "crates/bridge-capi/python",
     "crates/bridge-cuda/kernels",
@@ -74,9 +73,8 @@ const HOST: [&str; 14] = [
 const OUTSIDE: [&str; 4] = ["--manifest-path", "examples/adapter/Cargo.toml", "--target-dir", "target"];
 
 /// Packages of Python whose types are checked.
-const TYPED: [&str; 5] = [
+const TYPED: [&str; 4] = [
     "benches",
-    "counts",
     "crates/bridge-python/python/truebridge",
     "crates/bridge-capi/python/truebridge_tf1",
     "conformance/python/truebridge_conformance",

@@ -150,7 +150,7 @@ fn of_python(python: &Path, out: &Path) -> Result<Counts> {
     let (built, package) = (target().join("counts"), target().join("counts/python/truebridge"));
     bundle::copy(&root().join("crates/bridge-python/python/truebridge"), &package)?;
     bundle::copy(&built.join("libbridge_python.so"), &package.join("_core.abi3.so"))?;
-    let script = root().join("counts/conversions.py");
+    let script = root().join("benches/counts/conversions.py");
     under_callgrind(out, [python, Path::new("-P"), &script, &built.join("libcounts.so")])
 }
 

@@ -10,12 +10,11 @@ use std::path::Path;
 use std::process::Command;
 
 /// What is copied of the repository, beside single files.
-const FOLDERS: [&str; 11] = [
+const FOLDERS: [&str; 10] = [
     ".cargo",
     "LICENSES",
     "benches",
     "conformance",
-    "counts",
     "crates",
     "docs",
     "examples",
