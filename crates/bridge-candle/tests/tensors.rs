@@ -162,7 +162,7 @@ fn what_is_no_plain_memory_is_refused() {
     let table = [
         (var.as_tensor(), ErrorKind::RequiresGrad, "call .detach() first"),
         (&made_of_it, ErrorKind::RequiresGrad, "call .detach() first"),
-        (&short, ErrorKind::Layout, "check its strides"),
+        (&short, ErrorKind::Layout, "check its strides, or make it again"),
         (&small, ErrorKind::Dtype, "cast the tensor first"),
     ];
     for (tensor, kind, advice) in table {

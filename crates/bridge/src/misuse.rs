@@ -196,10 +196,10 @@ misuse! {
 #[cfg(feature = "cuda")]
 misuse! {
     AnEventOfANumberIsTrustedByUnsafeCode:
-        "use truebridge::cuda::Mark;
+        "use truebridge::cuda::Event;
         fn event(number: usize) {",
-        right: "let _ = unsafe { Mark::new(number) };",
-        E0133: "let _ = Mark::new(number);",
+        right: "let _ = unsafe { Event::new(number) };",
+        E0133: "let _ = Event::new(number);",
         "}";
     ASignalOfANumberIsTrustedByUnsafeCode:
         "use truebridge::cuda::Signal;

@@ -1,7 +1,7 @@
 //! A library of matrices, and its adapter: all that a third party writes for its own type.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Export, Memory, Offer,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, Memory, Offer,
     Order, Profile, Result, Strides, Views,
 };
 use std::fmt;

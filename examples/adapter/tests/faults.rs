@@ -5,7 +5,9 @@ mod tensors;
 use bridge_conformance::rust::NdArraySubject;
 use bridge_conformance::{Config, HostSubject, Verdict};
 use bridge_core::Result;
-use bridge_core::{Access, Adapter, Allocation, Consumer, DType, Device, Layout, Export, Memory, Offer, Order, Profile};
+use bridge_core::{
+    Access, Adapter, Allocation, Consumer, DType, Device, Export, Layout, Memory, Offer, Order, Profile,
+};
 use matrices::{Matrices, Matrix};
 use std::sync::Arc;
 use std::time::Duration;
