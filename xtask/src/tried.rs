@@ -10,18 +10,8 @@ use std::path::Path;
 use std::process::Command;
 
 /// What is copied of the repository, beside single files.
-const FOLDERS: [&str; 10] = [
-    ".cargo",
-    "LICENSES",
-    "benches",
-    "conformance",
-    "crates",
-    "docs",
-    "examples",
-    "fixtures",
-    "fuzz",
-    "xtask",
-];
+const FOLDERS: [&str; 10] =
+    [".cargo", "LICENSES", "benches", "conformance", "crates", "docs", "examples", "fixtures", "fuzz", "xtask"];
 
 /// What the suite says of a subject that is not written yet.
 const NEXT: &str = "write create in ";

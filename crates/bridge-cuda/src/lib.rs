@@ -210,6 +210,15 @@ pub fn keeping_current_device<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
+/// Calls `body` in the relaxed mode of captures, in which the driver calls of this thread invalidate none (CUDA driver
+/// API, `cuThreadExchangeStreamCaptureMode`). Calls it in the thread's mode where this process has not used CUDA.
+pub fn in_relaxed_mode(body: &mut dyn FnMut()) {
+    match used() {
+        Some(cuda) => releases::relaxed(cuda.devices().driver(), body),
+        None => body(),
+    }
+}
+
 /// Returns whether `stream` belongs to `device`. The default streams belong to every device.
 ///
 /// # Errors

@@ -35,10 +35,15 @@ fn drop_each(buffers: Buffers) {
 }
 
 /// As [`drop_each`], on a thread of the program. A deleter may free memory by the driver, which invalidates captures in
-/// every mode but the relaxed one (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
+/// every mode but the relaxed one.
 pub(crate) fn drop_here<D: Driver>(driver: &D, buffers: Buffers) {
+    relaxed(driver, || drop_each(buffers));
+}
+
+/// Calls `body` in the relaxed mode.
+pub(crate) fn relaxed<D: Driver>(driver: &D, body: impl FnOnce()) {
     let before = driver.exchange_capture_mode(RELAXED);
-    drop_each(buffers);
+    body();
     // A driver that has shut down has no captures.
     let _ = before.and_then(|before| driver.exchange_capture_mode(before));
 }

@@ -14,7 +14,10 @@ mod found {
     ///
     /// Those of the driver.
     pub(crate) fn locate(address: usize) -> Result<Option<(Device, Range<usize>)>> {
-        Ok(bridge_cuda::locate(address)?.map(|located| (located.device, located.range)))
+        let located = bridge_cuda::locate(address)?;
+        // A library that is known by a protocol may free memory by the driver.
+        bridge_pyo3::drop_inside(bridge_cuda::in_relaxed_mode);
+        Ok(located.map(|located| (located.device, located.range)))
     }
 
     /// Returns the ordering between streams.

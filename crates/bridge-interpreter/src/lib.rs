@@ -19,6 +19,6 @@ mod gate;
 
 pub use capsule::{AnyManaged, new_capsule, take_capsule};
 pub use gate::{
-    Functions, Guarded, Object, close, drop_deferred, drop_guarded, drop_with_gil, enter, open, report_unraisable,
-    with_gil,
+    Functions, Guarded, Object, close, drop_deferred, drop_guarded, drop_inside, drop_with_gil, enter, open,
+    report_unraisable, with_gil,
 };

@@ -5,7 +5,8 @@ mod fake;
 use bridge_core::dlpack::{Origin, describe};
 use bridge_core::{DType, Device, ErrorKind, Layout};
 use bridge_interpreter::{
-    AnyManaged, Guarded, close, drop_deferred, drop_guarded, enter, new_capsule, open, take_capsule, with_gil,
+    AnyManaged, Guarded, close, drop_deferred, drop_guarded, drop_inside, enter, new_capsule, open, take_capsule,
+    with_gil,
 };
 use fake::{Capsule, FUNCTIONS, UNRAISABLE, hold, holds, is_known, know, let_go, pending, raise};
 use std::ffi::c_void;
@@ -98,7 +99,13 @@ fn owners_capsules_and_exceptions() {
     drop(Guarded::new(Owner::default()));
     assert_eq!(dropped(), [5, 0]);
 
-    // On a thread that Python does not know: by the next `drop_deferred`, or by the thread of the library.
+    // On a thread that Python does not know: by the next `drop_deferred`, or by the thread of the library, inside of
+    // what the program says.
+    static AROUND: AtomicUsize = AtomicUsize::new(0);
+    drop_inside(|all| {
+        all();
+        AROUND.fetch_add(1, SeqCst);
+    });
     hold();
     let drop_two = || {
         drop(Guarded::new(Owner::default()));
@@ -109,6 +116,7 @@ fn owners_capsules_and_exceptions() {
     assert_eq!(dropped(), [5, 0]);
     drop_deferred();
     assert_eq!(dropped(), [7, 0]);
+    assert_ne!(AROUND.load(SeqCst), 0);
     elsewhere(drop_two);
     let_go();
     comes_to([7, 2]);

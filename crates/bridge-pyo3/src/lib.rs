@@ -18,7 +18,7 @@ mod owner;
 mod together;
 
 pub use borrowed::{Borrowed, without_pending};
-pub use bridge_interpreter::{Guarded, drop_deferred};
+pub use bridge_interpreter::{Guarded, drop_deferred, drop_inside};
 pub use capsule::{capsule, legacy_capsule, take_capsule};
 pub use dtypes::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES};
 pub use errors::{

@@ -158,7 +158,6 @@ class CuPy(Arrays, ManyStreams):
             Usual("memory of no pool", lambda seed: self.filled(cupy.cuda.Memory(96), seed)),
             Usual("memory of another owner", self.borrowed),
             Usual("an array whose pool is emptied later", own, afterwards=emptied),
-            Usual("an array of the host", lambda seed: own(seed).get(), "not a tensor"),
             Usual("a number", lambda seed: float(seed % 97), "not a tensor"),
         ]
 

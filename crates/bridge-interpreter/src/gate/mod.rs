@@ -4,7 +4,7 @@ mod functions;
 mod release;
 
 pub use functions::{Functions, Object, open};
-pub use release::{Guarded, drop_deferred, drop_guarded, drop_with_gil};
+pub use release::{Guarded, drop_deferred, drop_guarded, drop_inside, drop_with_gil};
 
 pub(crate) use functions::functions;
 use std::ffi::c_int;

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -104,17 +104,29 @@ fn defer(owner: Owner) {
     ARRIVED.notify_one();
 }
 
+/// What deferred owners are dropped inside of.
+static AROUND: OnceLock<fn(&mut dyn FnMut())> = OnceLock::new();
+
+/// Makes deferred owners be dropped inside of `around`, which calls its argument once. The first call decides.
+pub fn drop_inside(around: fn(&mut dyn FnMut())) {
+    let _ = AROUND.set(around);
+}
+
 /// Drops deferred owners, with the GIL and one at a time: no thread with the GIL may see an owner that is neither
 /// deferred nor dropped. Returns `None` once the interpreter shuts down, when they are leaked.
 fn drop_all() -> Option<()> {
     let next = || deferred().pop_front();
-    with_gil(|| {
+    let mut all = || {
         while let Some(owner) = next() {
             // A panic of an external owner must neither end the thread nor meet C.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(owner)));
             // SAFETY: the GIL is held.
             unsafe { report_unraisable() };
         }
+    };
+    with_gil(|| match AROUND.get() {
+        Some(around) => around(&mut all),
+        None => all(),
     })
 }
 
