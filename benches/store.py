@@ -152,7 +152,7 @@ def judge(rows: Sequence[Row]) -> list[Verdict]:
     found = {(row.what, row.mib): row.milliseconds for row in rows}
     verdicts = [Verdict.at_most(f"{largest:,.0f} MiB attached: at most, ms", found["store", largest], ATTACHED)]
     for mib in sorted({row.mib for row in rows if row.what == "file"}):
-        faster = found["file", mib] / found["keeper", mib]
+        faster = found["file", mib] / found["store", mib]
         verdicts.append(Verdict.at_least(f"{mib:,.0f} MiB: times faster than a file, at least", faster, THAN_FILE))
     wrong = sum(not row.right for row in rows)
     return [*verdicts, Verdict.at_most("rows with a wrong element: at most", wrong, 0)]

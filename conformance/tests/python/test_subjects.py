@@ -114,9 +114,11 @@ class Tensor:
         array = np.zeros_like(self.array) if copy else self.array
         return EXPORT
 
+Shape, dtype = tuple, str
+
 def from_dlpack(array):
     array.__dlpack__()
-    return Tensor(array)
+    return Tensor(array.array if isinstance(array, Tensor) else array)
 """
 
 

@@ -166,7 +166,7 @@ def test_the_driver_knows_what_a_capsule_lies_about() -> None:
         if fits:
             assert tb.to_torch(producer.capsule()).numel() == length
         else:
-            with pytest.raises(tb.BridgeValueError, match="outside the producer's allocation"):
+            with pytest.raises(tb.BridgeValueError, match="outside its allocation"):
                 tb.to_torch(producer.capsule())
         settled()
         assert producer.deleted == 1
