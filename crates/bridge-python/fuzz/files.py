@@ -21,7 +21,7 @@ from subjects import Case, Subject
 import truebridge as tb
 
 # What a load may allocate beside what is in use. The longest description of a tree takes about 400 MiB.
-LIMIT = 1 << 30
+SPACE = 1 << 30
 LIMIT = 1 << 20
 FOLDER = tempfile.TemporaryDirectory(prefix="truebridge-fuzz-")
 NARROW = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
@@ -229,12 +229,12 @@ def load(path: Path, target: str, copy: bool | None) -> Any:
     tb.profile(target)  # type: ignore[arg-type]
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + SPACE, before[1]))
     try:
         return tb.load(path, target, copy=copy, max_nbytes=LIMIT)  # type: ignore[arg-type]
     except tb.BridgeError as error:
         if error.kind == "out_of_memory":
-            raise Wrong(f"takes more than {LIMIT} bytes: {error}") from error
+            raise Wrong(f"takes more than {SPACE} bytes: {error}") from error
         raise
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
