@@ -3,7 +3,7 @@
 use super::{Outcome, Pair, as_expected, ensure, same_bytes};
 use crate::model::{self, Expected, Random};
 use crate::{Case, Observed, Spec};
-use bridge_core::{Device, ErrorKind, Options, Order, Permutation, Plan, Result, Strides, transfer};
+use bridge_core::{Access, Device, ErrorKind, Options, Order, Permutation, Plan, Result, Strides, transfer};
 
 /// What is asked for.
 struct Asked {
@@ -53,10 +53,11 @@ pub(super) fn options<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         ensure!(follows(order, &result.shape, strides), "order {letter:?} was asked for, and strides are {strides:?}");
     }
     same_bytes("the result", &pair.to.read(&view)?, &model::elements(&spec, &bytes))?;
+    let is_immutable = pair.from.export(&tensor)?.buffer().access() == Access::Immutable;
     drop(tensor);
     let elements = model::elements(&spec, &bytes);
     same_bytes("the result, without the tensor", &pair.to.read(&view)?, &elements)?;
-    let is_constant = expected == Expected::InPlace && !pair.from.capabilities().writes && !elements.is_empty();
+    let is_constant = expected == Expected::InPlace && is_immutable && !elements.is_empty();
     if !(is_constant && asked.options.watch && pair.to.capabilities().watches) {
         return Ok(());
     }
