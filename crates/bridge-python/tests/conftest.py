@@ -1,4 +1,4 @@
-"""KeepAlive every test to one rule: whatever it does, it leaves no view behind."""
+"""Hold every test to one rule: whatever it does, it leaves no view behind."""
 
 from __future__ import annotations
 
