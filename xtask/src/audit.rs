@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// Packages whose tests need neither a device nor Python, and touch memory through raw pointers.
-const POINTERS: [&str; 3] = ["truebridge-core", "truebridge-cuda", "truebridge-interpreter"];
+const POINTERS: [&str; 3] = ["truebridge-core", "truebridge-cuda", "truebridge-pyo3"];
 
 /// The code of a package that is changed, and the tests that must notice.
 struct Mutants {

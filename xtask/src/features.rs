@@ -48,7 +48,6 @@ const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
     ("truebridge-cuda", &["candle-cuda", "cuda", "cudarc", "tensorflow"]),
     ("truebridge-cudarc", &["candle-cuda", "cudarc"]),
     ("truebridge-frameworks", &["python"]),
-    ("truebridge-interpreter", &["python"]),
     ("truebridge-ipc", &["ipc"]),
     ("truebridge-ndarray", &["ndarray"]),
     ("truebridge-ort", &["ort"]),

@@ -8,7 +8,7 @@ use std::fs;
 const CRATE: &str = "crates/bridge-capi";
 
 /// The sources of types that the interface takes from another crate.
-const OTHERS: [&str; 1] = ["crates/bridge-interpreter/src/gate/functions.rs"];
+const OTHERS: [&str; 1] = ["crates/bridge-pyo3/src/interpreter/gate/functions.rs"];
 
 /// The names of types in Rust and in C.
 const TYPES: &[(&str, &str)] = &[

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates.
-const CRATES: [&str; 17] = [
+const CRATES: [&str; 16] = [
     "crates/bridge-candle",
     "crates/bridge-capi",
     "crates/bridge-core",
@@ -14,7 +14,6 @@ const CRATES: [&str; 17] = [
     "crates/bridge-cudarc",
     "crates/bridge-cupy",
     "crates/bridge-frameworks",
-    "crates/bridge-interpreter",
     "crates/bridge-ipc",
     "crates/bridge-ndarray",
     "crates/bridge-numpy",

@@ -5,7 +5,7 @@ use crate::session::{CInput, CNamed, CSessionOptions};
 use crate::stats::CCounts;
 use crate::tensor::{CDType, CDevice, CMemory};
 use crate::transfer::{COptions, CReport, CTarget};
-use bridge_interpreter::Functions;
+use bridge_pyo3::interpreter::Functions;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::mem::offset_of;

@@ -111,7 +111,7 @@ pub(crate) unsafe fn drop_raw<T>(value: *mut T) {
         quietly(|| {
             // SAFETY: the caller's obligation.
             drop(unsafe { Box::from_raw(value) });
-            bridge_interpreter::drop_deferred();
+            bridge_pyo3::interpreter::drop_deferred();
         });
     }
 }

@@ -1,11 +1,11 @@
-//! The interpreter, for callers that run inside Python: `bridge-interpreter` as C functions.
+//! The interpreter, for callers that run inside Python: the module `interpreter` of `bridge-pyo3` as C functions.
 
 use crate::external::CExternal;
 use crate::pointers::{borrow, into_raw, non_null, write};
 use crate::status::{Status, answer, refused, speak_python};
 use crate::tensor::CTensor;
 use crate::view;
-use bridge_interpreter::{Functions, Object, close, new_capsule, open, report_unraisable, take_capsule};
+use bridge_pyo3::interpreter::{Functions, Object, close, new_capsule, open, report_unraisable, take_capsule};
 
 /// From now on imported memory is released with the GIL, so tb_memory.release may be Py_DecRef. A thread that Python
 /// knows takes the GIL and releases the memory at once. On other threads, such as TensorFlow's, the release is deferred

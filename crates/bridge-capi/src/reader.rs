@@ -5,7 +5,7 @@ use crate::on_device::in_streams;
 use crate::status::refused;
 use bridge_core::dlpack::{wrap, wrap_as};
 use bridge_core::{Adapter, Consumer, Device, Error, ErrorKind, Export, Lease, Offer, Profile, Result, Stream, Views};
-use bridge_interpreter::AnyManaged;
+use bridge_pyo3::interpreter::AnyManaged;
 use std::sync::{Arc, LazyLock};
 
 /// The views of all readers, which are looked up by address.

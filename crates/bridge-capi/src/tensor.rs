@@ -9,7 +9,7 @@ use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, MAX_NDIM,
     Memory, Offer, Options, Order, Ordering, Permutation, Profile, Result, Reuse, Stream, transfer,
 };
-use bridge_interpreter::{AnyManaged, Guarded};
+use bridge_pyo3::interpreter::{AnyManaged, Guarded};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};

@@ -5,7 +5,7 @@ use crate::pointers::{borrow, drop_raw, into_raw, non_null, write};
 use crate::reader::{self, Reader, VIEWS};
 use crate::status::{Status, answer};
 use bridge_core::{Lease, Options, Profile, Result, Stream, transfer};
-use bridge_interpreter::AnyManaged;
+use bridge_pyo3::interpreter::AnyManaged;
 use std::ffi::c_void;
 
 /// The memory of a tb_external in use by the caller.

@@ -1,11 +1,11 @@
 //! Where owners are released in a process with an interpreter.
 
-#[path = "../../bridge-interpreter/tests/fake/mod.rs"]
-#[allow(dead_code, reason = "the tests of bridge-interpreter use the rest")]
+#[path = "../../bridge-pyo3/tests/fake/mod.rs"]
+#[allow(dead_code, reason = "the tests of bridge-pyo3 use the rest")]
 mod fake;
 
 use bridge_capi as _;
-use bridge_interpreter::Functions;
+use bridge_pyo3::interpreter::Functions;
 use fake::{CAME, Capsule, FUNCTIONS, hold, holds, is_known, know, let_go};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;

@@ -245,7 +245,7 @@ REASONS: dict[str, str] = {
     "crates/bridge-frameworks/src/interfaces.rs": "reads the array interface, whose fields are NumPy's",
     "crates/bridge/src/lib.rs": "features that the examples of a page of the documentation need",
     "crates/bridge-frameworks/src/objects.rs": TENSORFLOW1,
-    "crates/bridge-pyo3/src/dtypes.rs": NUMPY_IS_A_TOOL,
+    "crates/bridge-pyo3/src/objects/dtypes.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-pyo3/src/lib.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/__init__.py": MODULES,
     "crates/bridge-python/python/truebridge/_bench.py": NUMPY_IS_A_TOOL,

@@ -1,9 +1,9 @@
 //! DLPack capsules as objects of pyo3.
 
-use crate::gil;
+use super::gil;
+use crate::interpreter::{AnyManaged, report_unraisable};
 use bridge_core::dlpack::{Origin, legacy, versioned};
 use bridge_core::{Device, Export, Result};
-use bridge_interpreter::{AnyManaged, report_unraisable};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
@@ -29,7 +29,7 @@ pub unsafe fn take_capsule(
     // Checking the name and changing it are one step for other threads, which without the GIL takes the capsule's lock.
     let managed = with_critical_section(capsule, || {
         // SAFETY: the object is alive; the GIL and the capsule's lock are held.
-        unsafe { bridge_interpreter::take_capsule(capsule.as_ptr().cast()) }
+        unsafe { crate::interpreter::take_capsule(capsule.as_ptr().cast()) }
     })?;
     // SAFETY: the tensor is ours now; the rest are the caller's obligations.
     let exported = unsafe { managed.export(origin) };
@@ -65,7 +65,7 @@ unsafe fn new_capsule(py: Python<'_>, managed: AnyManaged) -> PyResult<Bound<'_,
     gil::open();
     // SAFETY: the caller's obligation, and the GIL is held; the result is a new reference, or null with an exception.
     unsafe {
-        let capsule = bridge_interpreter::new_capsule(managed);
+        let capsule = crate::interpreter::new_capsule(managed);
         let capsule = capsule.map_err(|error| PyBufferError::new_err(error.to_string()))?;
         Bound::from_owned_ptr_or_err(py, capsule.cast())
     }

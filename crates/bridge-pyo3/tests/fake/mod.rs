@@ -1,7 +1,7 @@
 //! An interpreter for tests: a mutex as the GIL, and capsules alone as objects. Python knows the threads that called
 //! [`know`], and any other while it holds the GIL.
 
-use bridge_interpreter::Functions;
+use bridge_pyo3::interpreter::Functions;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{dangling_mut, null_mut};

@@ -1,6 +1,6 @@
 //! The interpreter's C functions.
 
-use crate::gate;
+use crate::interpreter::gate;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 

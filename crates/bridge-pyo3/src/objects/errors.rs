@@ -1,6 +1,6 @@
 //! Conversion of Python's errors to core's.
 
-use crate::handlers;
+use super::handlers;
 use bridge_core::{Error, ErrorKind, Result};
 use pyo3::exceptions::{
     PyBufferError, PyException, PyImportError, PyMemoryError, PyOSError, PyRecursionError, PyRuntimeError, PyTypeError,

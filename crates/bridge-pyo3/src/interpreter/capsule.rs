@@ -1,6 +1,6 @@
 //! DLPack capsules: the name says who owns the tensor (Python specification of DLPack).
 
-use crate::gate::{Functions, Object, functions};
+use super::gate::{Functions, Object, functions};
 use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use bridge_core::dlpack::{Managed, Origin, adopt, export};
 use bridge_core::{Device, Error, ErrorKind, Export, Result};

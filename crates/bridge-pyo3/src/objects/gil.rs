@@ -1,7 +1,7 @@
-//! The path into Python (`bridge-interpreter`) in the terms of pyo3.
+//! The path into Python ([`interpreter`](crate::interpreter)) in the terms of pyo3.
 
+use crate::interpreter::{Functions, Object};
 use bridge_core::Lease;
-use bridge_interpreter::{Functions, Object};
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -47,7 +47,7 @@ const FUNCTIONS: Functions = Functions {
 /// Opens the way in, once.
 pub(crate) fn open() {
     // SAFETY: the functions are those of the interpreter that this library is linked with, as their names say.
-    unsafe { bridge_interpreter::open(FUNCTIONS) };
+    unsafe { crate::interpreter::open(FUNCTIONS) };
 }
 
 /// Runs `body` with the GIL, whether this thread holds it or not. Returns `None` once the interpreter shuts down. A
@@ -58,20 +58,20 @@ pub(crate) fn open() {
 pub fn with_gil<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     open();
     // SAFETY: this thread holds the GIL until `body` returns.
-    bridge_interpreter::with_gil(|| body(unsafe { Python::assume_attached() }))
+    crate::interpreter::with_gil(|| body(unsafe { Python::assume_attached() }))
 }
 
 /// Takes the exception that a C function has just set on this thread, whether the thread holds the GIL or not.
 pub fn take_raised() -> Option<PyErr> {
     open();
     // SAFETY: as in `with_gil`.
-    bridge_interpreter::enter(|| PyErr::take(unsafe { Python::assume_attached() })).flatten()
+    crate::interpreter::enter(|| PyErr::take(unsafe { Python::assume_attached() })).flatten()
 }
 
-/// Drops an owner whose deleter needs the GIL: see [`bridge_interpreter::drop_guarded`].
+/// Drops an owner whose deleter needs the GIL: see [`crate::interpreter::drop_guarded`].
 pub fn drop_guarded(owner: Box<dyn Send + Sync>) {
     open();
-    bridge_interpreter::drop_guarded(owner);
+    crate::interpreter::drop_guarded(owner);
 }
 
 /// Drops a lease with the GIL where Python knows this thread, and without it elsewhere.
@@ -80,7 +80,7 @@ pub fn drop_guarded(owner: Box<dyn Send + Sync>) {
 /// at once, and expensive after the driver calls that a lease makes: another thread has it by then.
 pub fn drop_with_gil(lease: Lease) {
     open();
-    bridge_interpreter::drop_with_gil(lease);
+    crate::interpreter::drop_with_gil(lease);
 }
 
 /// Refuses every interpreter but the main one. The path into Python leads into that one: a deleter that runs on a
@@ -108,7 +108,7 @@ pub fn watch_for_exit(py: Python<'_>) {
         open();
         let register = || -> PyResult<()> {
             let close = PyCFunction::new_closure(py, None, None, |arguments, _| {
-                arguments.py().detach(bridge_interpreter::close)
+                arguments.py().detach(crate::interpreter::close)
             })?;
             py.import("atexit")?.call_method1("register", (close,)).map(drop)
         };

@@ -5,7 +5,7 @@
 //! dropped by the next [`drop_deferred`], or after a millisecond by a thread of this library. That thread does not
 //! enter Python at once, because it would take the GIL from a thread that is about to drop them anyway.
 
-use crate::gate::{Thread, report_unraisable, with_gil};
+use super::{Thread, report_unraisable, with_gil};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::mem;

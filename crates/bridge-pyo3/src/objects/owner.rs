@@ -1,8 +1,8 @@
 //! A Python object as the owner of memory, and a lease as a Python object.
 
-use crate::gil::watch_for_exit;
+use super::gil::watch_for_exit;
+use crate::interpreter::Guarded;
 use bridge_core::Lease;
-use bridge_interpreter::Guarded;
 use pyo3::ffi::{Py_DecRef, PyObject};
 use pyo3::prelude::*;
 use std::ptr::NonNull;

@@ -1,7 +1,7 @@
 //! The path into the Python interpreter: the GIL for deleters, where owners are dropped, and DLPack capsules.
 //!
-//! Nothing of Python is linked. [`open`] receives the interpreter's C functions: `bridge-pyo3` passes those that it
-//! links, `bridge-capi` those that its caller passes. Each shared library that contains this crate has a gate of its
+//! Nothing of Python is linked. [`open`] receives the interpreter's C functions: this crate passes those that it
+//! links with its feature `pyo3`, `bridge-capi` those that its caller passes. Each shared library that contains this crate has a gate of its
 //! own.
 //!
 //! - [`with_gil`] runs code with the GIL, until [`close`] rejects further calls because the interpreter shuts down.
@@ -9,10 +9,6 @@
 //!   On any other thread the drop is deferred, because a thread that holds the GIL may be waiting for that thread, as
 //!   TensorFlow does when it joins its executor.
 //! - [`take_capsule`] and [`new_capsule`] move managed tensors out of capsules and into them.
-
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 mod capsule;
 mod gate;

@@ -1,6 +1,6 @@
 //! The dtypes of NumPy, which CuPy shares, and those that the package `ml_dtypes` adds.
 
-use crate::errors::{brief_str, framework_error, probe};
+use super::errors::{brief_str, framework_error, probe};
 use bridge_core::{DType, Error, ErrorKind, Result};
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -1,6 +1,6 @@
 //! The C exchange table of DLPack 1.3, which a type of tensors may have.
 
-use crate::PyTensor;
+use super::PyTensor;
 use bridge_core::dlpack::ffi::{DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLPackExchangeAPIHeader};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi::PyCapsule_GetPointer;

@@ -4,7 +4,7 @@ mod fake;
 
 use bridge_core::dlpack::{Origin, describe};
 use bridge_core::{DType, Device, ErrorKind, Layout};
-use bridge_interpreter::{
+use bridge_pyo3::interpreter::{
     AnyManaged, Guarded, close, drop_deferred, drop_guarded, drop_inside, enter, new_capsule, open, take_capsule,
     with_gil,
 };

@@ -1,6 +1,6 @@
 //! Tensors for the length of a call.
 
-use crate::PyTensor;
+use super::PyTensor;
 use bridge_core::{Access, DType, Device, Error, ErrorKind, Export, Layout, Pending, Result, Stream};
 use std::marker::PhantomData;
 use std::ptr;
