@@ -17,9 +17,12 @@ const BUILDS: [&[&str]; 3] = [
         "-p",
         "truebridge-python",
         "-p",
-        "truebridge-conformance-extension",
+        "truebridge-conformance",
         "-p",
         "truebridge-example-kernel",
+        "--lib",
+        "--example=extension",
+        "--features=truebridge-conformance/python",
     ],
     &["--profile", "example", "-p", "truebridge-example-candle"],
     &["--release", "-p", "truebridge-capi"],
@@ -28,7 +31,7 @@ const BUILDS: [&[&str]; 3] = [
 /// The libraries that it builds, in the target folder, and their places in the bundle.
 const LIBRARIES: [(&str, &str); 5] = [
     ("release/libbridge_python.so", "truebridge/_core.abi3.so"),
-    ("release/libbridge_conformance_extension.so", "truebridge_conformance/_conformance.abi3.so"),
+    ("release/examples/libextension.so", "truebridge_conformance/_conformance.abi3.so"),
     ("release/libbridge_capi.so", "truebridge_tf1/libtruebridge_tf1.so"),
     ("release/libscaled.so", "scaled.abi3.so"),
     ("example/libperceptron.so", "perceptron.abi3.so"),
@@ -86,16 +89,10 @@ pub fn write_as(out: &Path, profile: &str) -> Result<()> {
 
 /// Arguments of cargo for the suite with the faults in the adapters of the frameworks, and what it builds. The profile
 /// keeps them apart from everything that users get.
-const PLANTED: &[&str] = &[
-    "--profile",
-    "planted",
-    "-p",
-    "truebridge-conformance-extension",
-    "-F",
-    "truebridge-conformance-extension/planted",
-];
+const PLANTED: &[&str] =
+    &["--profile", "planted", "-p", "truebridge-conformance", "--example=extension", "--features=planted,python"];
 const PLANTED_LIBRARY: (&str, &str) =
-    ("planted/libbridge_conformance_extension.so", "truebridge_conformance/_conformance.abi3.so");
+    ("planted/examples/libextension.so", "truebridge_conformance/_conformance.abi3.so");
 
 /// Puts the suite that can plant faults into the adapters into a bundle. The package in the bundle has none.
 pub fn plant(out: &Path) -> Result<()> {

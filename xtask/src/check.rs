@@ -207,7 +207,7 @@ fn rust_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             "cargo test",
             with_tensorflow1(rust(&[
                 &["test", "--workspace", "--exclude", "truebridge-capi", "--quiet"],
-                &["--exclude", "truebridge-conformance-extension", "-F", "truebridge-conformance/runner"],
+                &["-F", "truebridge-conformance/runner"],
             ]))
             .map(|step| with_onnxruntime(step, python)),
         ),

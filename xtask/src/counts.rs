@@ -18,8 +18,11 @@ const KEPT: &str = "fixtures/counts.json";
 /// The part of a count by which a path may differ.
 const BOUND: f64 = 0.02;
 
-/// The packages, each built by itself: the second takes Python's symbols from the interpreter that loads it.
-const PACKAGES: [&str; 2] = ["truebridge-counts", "truebridge-python"];
+/// Arguments of cargo for the paths in Rust and callgrind's requests, and for the package, which takes Python's symbols
+/// from the interpreter that loads it.
+const RUST: [&str; 5] =
+    ["-p", "truebridge", "--features=cuda,dlpack,ipc,ndarray", "--example=counts", "--example=callgrind"];
+const PYTHON: [&str; 2] = ["-p", "truebridge-python"];
 
 /// What asks Python for the versions that the counts depend on.
 const VERSIONS: &str = "import numpy, platform, torch; \
@@ -141,21 +144,22 @@ fn fresh(name: &str) -> Result<PathBuf> {
 }
 
 fn of_rust(out: &Path) -> Result<Counts> {
-    build(PACKAGES[0])?;
-    under_callgrind(out, [target().join("counts/truebridge-counts").as_path(), out])
+    build(&RUST)?;
+    under_callgrind(out, [target().join("counts/examples/counts").as_path(), out])
 }
 
 fn of_python(python: &Path, out: &Path) -> Result<Counts> {
-    PACKAGES.into_iter().try_for_each(build)?;
+    build(&RUST)?;
+    build(&PYTHON)?;
     let (built, package) = (target().join("counts"), target().join("counts/python/truebridge"));
     bundle::copy(&root().join("crates/bridge-python/python/truebridge"), &package)?;
     bundle::copy(&built.join("libbridge_python.so"), &package.join("_core.abi3.so"))?;
-    let script = root().join("benches/counts/conversions.py");
-    under_callgrind(out, [python, Path::new("-P"), &script, &built.join("libcounts.so")])
+    let script = root().join("benches/counts.py");
+    under_callgrind(out, [python, Path::new("-P"), &script, &built.join("examples/libcallgrind.so")])
 }
 
-fn build(package: &str) -> Result<()> {
-    let mut command = cargo(&["build", "--quiet", "--profile", "counts", "-p", package]);
+fn build(what: &[&str]) -> Result<()> {
+    let mut command = cargo(&[&["build", "--quiet", "--profile", "counts"], what].concat());
     run(command.env("PYO3_BUILD_EXTENSION_MODULE", "1").env("PYO3_NO_PYTHON", "1"))
 }
 

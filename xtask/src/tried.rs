@@ -58,12 +58,14 @@ fn in_python(copy: &Path) -> Result<()> {
     let out = copy.join("target/bundle");
     fill_in("fixtures/python", copy, "module/")?;
     let suite = || -> Result<Command> {
-        let build = ["build", "--quiet", "-p", "truebridge-python", "-p", "truebridge-conformance-extension"];
+        let packages = ["-p", "truebridge-python", "-p", "truebridge-conformance", "--lib", "--example=extension"];
+        let features = "--features=truebridge-conformance/python";
+        let build = [&["build", "--quiet", features], &packages[..]].concat();
         run(&mut within(copy, cargo(&build))?)?;
         bundle::sources(copy, &out)?;
         bundle::copy(&target().join("debug/libbridge_python.so"), &out.join("truebridge/_core.abi3.so"))?;
         let module = out.join("truebridge_conformance/_conformance.abi3.so");
-        bundle::copy(&target().join("debug/libbridge_conformance_extension.so"), &module)?;
+        bundle::copy(&target().join("debug/examples/libextension.so"), &module)?;
         let mut suite =
             program(venv::MAIN.ready()?, &["conformance.py", "--device", "cpu", "--adapters", "tiny,numpy"]);
         suite.args(["--cases", "100", "--seed", "1", "--report"]).arg(copy.join("target/report"));

@@ -1,12 +1,15 @@
 //! The paths of the host that need neither Python nor a device, for `cargo xtask counts`, which runs this program under
 //! callgrind. It prints the name of each path, in the order in which they are counted, and the calls.
 
+#[path = "callgrind.rs"]
+mod callgrind;
+
 use bridge_core::dlpack::{DLPack, Origin, Tensor, export, versioned};
 use bridge_core::{Adapter, DType, Device, HostOnly, Options, Order, Ordering, Permutation, Result};
 use bridge_core::{copy_into, plan, transfer, transfer_all};
 use bridge_ipc::{Exporter, Message, Settings, Ticket, Writing};
 use bridge_ndarray::{HostArray, NdArray};
-use counts::{truebridge_counted, truebridge_instrument};
+use callgrind::{truebridge_counted, truebridge_instrument};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +23,7 @@ type Named<'a> = (&'static str, Box<dyn FnMut() -> Result<()> + 'a>);
 
 fn main() -> Result<()> {
     let Some(folder) = std::env::args().nth(1) else {
-        eprintln!("usage: truebridge-counts FOLDER: cargo xtask counts runs it");
+        eprintln!("usage: counts FOLDER: cargo xtask counts runs it");
         std::process::exit(2);
     };
     // SAFETY: the memory of a tensor is used on one thread at a time, and no shared tensor is written to.
