@@ -12,7 +12,7 @@ use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 use std::{env, process};
 
-/// The variable that tells a process what it is for.
+/// The variable with the work of a process, as JSON.
 const VARIABLE: &str = "TRUEBRIDGE_CONFORMANCE_APART";
 
 /// How long the processes of one direction may take together.

@@ -54,7 +54,7 @@ pub struct Pieces {
     pub to: Spec,
     /// Number of pieces.
     pub count: usize,
-    /// Whether every second piece copies the rows from the second on of the source before it, into those of its own
+    /// Whether every second piece copies all rows but the first from the source before it, into the same rows of its
     /// target, where both frameworks make such views.
     #[serde(default)]
     pub shared: bool,

@@ -26,7 +26,7 @@ pub struct Config {
     pub time_budget: Option<Duration>,
     /// The properties to run; `None`: all.
     pub properties: Option<Vec<String>>,
-    /// Whether the frameworks' own method is run beside ours, where there is one.
+    /// Whether the frameworks' own method runs as well as ours, where there is one.
     pub native: bool,
     /// Cases that failed once: those of a pair run first.
     pub regressions: Vec<Regression>,
@@ -74,7 +74,7 @@ impl Config {
     /// Certifies one ordered pair, and reports its progress to `observer`.
     ///
     /// Only [with a native method](Pair::with_native_method) can it be put next to the adapters ([`Config::native`])
-    /// and beside ours ([`Route::Beside`]).
+    /// and run in the same case as ours ([`Route::Beside`]).
     pub fn certify_pair<F, T>(&self, pair: &Pair<'_, F, T>, observer: &mut dyn Observer) -> PairReport {
         let until = self.time_budget.map(|time| Instant::now() + time);
         Run { pair, sides: pair.sides(), config: self, until }.all(observer)

@@ -30,7 +30,7 @@ impl Random {
 }
 
 impl Spec {
-    /// A compact tensor, alone in its base buffer.
+    /// A compact tensor that fills its base buffer.
     pub fn compact(dtype: DType, shape: &[i64]) -> Self {
         Self {
             dtype,
@@ -281,7 +281,7 @@ pub fn scatter(spec: &Spec, base: &mut [u8], elements: &[u8]) {
     }
 }
 
-/// Returns a compact tensor of the same shape, alone in its base buffer.
+/// Returns a compact tensor of the same shape, which fills its base buffer.
 pub fn compact(spec: &Spec) -> Spec {
     Spec::compact(spec.dtype, &spec.shape)
 }

@@ -77,7 +77,7 @@ pub struct Capabilities {
     /// Whether [`Subject::create_unwritten`] makes tensors, and there is room for a few gigabytes.
     #[serde(default)]
     pub gigabytes: bool,
-    /// Whether it makes copies of its own. Half of the cases of a pair whose frameworks both do are copied by them.
+    /// Whether it can copy its tensors. Half of the cases of a pair whose frameworks both do are copied by them.
     #[serde(default = "yes")]
     pub copies: bool,
     /// Whether [`Subject::part`] makes views.
@@ -92,8 +92,8 @@ pub struct Capabilities {
     /// Whether [`Subject::captured`] captures graphs.
     #[serde(default)]
     pub graphs: bool,
-    /// Whether it names the legacy default stream whatever its current one is. Others are ordered with that stream alone,
-    /// and users of another stream order it themselves.
+    /// Whether it names the legacy default stream whatever its current one is. Others are ordered only with that
+    /// stream, and users of another stream order it themselves.
     #[serde(default)]
     pub legacy_stream: bool,
     /// Whether it compiles a program for each dtype and shape, which takes tens of milliseconds. Its pairs run fewer cases.
@@ -374,7 +374,7 @@ pub trait Subject: Adapter {
         body();
     }
 
-    /// Returns how this subject is used on several threads at once, or `None` where one thread alone may use it: see
+    /// Returns how this subject is used on several threads at once, or `None` where only one thread may use it: see
     /// [`Capabilities::threads`].
     fn threads(&self) -> Option<Threads> {
         None

@@ -1,4 +1,4 @@
-//! What users of a framework do, beside making tensors as a [`Spec`](crate::Spec) says.
+//! What users of a framework do other than create tensors as a [`Spec`](crate::Spec) says.
 
 use bridge_core::{ErrorKind, Pending, Result};
 use std::fmt;

@@ -1,6 +1,6 @@
 //! A verdict does not depend on when the memory of another case is released.
 //!
-//! The test has a process of its own, because leases are counted per process.
+//! The test has its own process, because leases are counted per process.
 
 use bridge_conformance::model::random_bytes;
 use bridge_conformance::sim::{Habits, SimDevice, SimFramework, SimTensor};

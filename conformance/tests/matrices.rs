@@ -98,7 +98,7 @@ unsafe impl Adapter for Matrices {
     }
 }
 
-/// What the suite needs of matrices beside their adapter.
+/// What the suite needs of matrices in addition to their adapter.
 struct Tensors;
 
 impl HostTensors for Tensors {

@@ -1,4 +1,4 @@
-//! What programs may use of the crates that are published, as text beside the code.
+//! The public API of the published crates, as text in the repository.
 
 use crate::run::{Result, ask, at, cargo, program, root, target, without_nvcc};
 use crate::venv;

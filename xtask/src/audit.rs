@@ -172,7 +172,7 @@ fn changed(mutants: &Mutants) -> Result<Command> {
     Ok(with(command, "CARGO_PROFILE_DEV_DEBUG", "0"))
 }
 
-/// Returns a call of the nightly cargo, with a target folder of its own.
+/// Returns a call of the nightly cargo, with a separate target folder.
 fn nightly(folder: &str, arguments: &[&str]) -> Result<Command> {
     let installed = ask(&mut program("cargo", &["+nightly", "--version"])).is_some();
     let command = || {

@@ -1,5 +1,6 @@
 //! Software bills of materials, in the format CycloneDX. Of a release: every crate that the published ones are built of,
-//! with its version, licence and hash, and what each depends on. Of a wheel: its build, beside maturin's of the crates.
+//! with its version, licence and hash, and what each depends on. Of a wheel: its build, next to maturin's of the
+//! crates.
 
 use crate::run::{Result, ask, at, cargo, program, root};
 use crate::version;
@@ -75,7 +76,7 @@ fn bill(metadata: &Value, checksums: &BTreeMap<(String, String), String>, publis
     })
 }
 
-/// Returns what a package is built of: not what its tests alone need.
+/// Returns what a package is built of, without what only its tests need.
 fn shipped(node: &Value) -> Vec<String> {
     let is_shipped = |one: &&Value| entries(&one["dep_kinds"]).any(|kind| kind["kind"] != "dev");
     entries(&node["deps"]).filter(is_shipped).filter_map(|one| one["pkg"].as_str()).map(str::to_owned).collect()
@@ -88,7 +89,7 @@ fn entries(value: &Value) -> impl Iterator<Item = &Value> {
 /// The name of the file of a wheel. Installers keep it in `sboms` of the folder of the distribution, as PEP 770 has it.
 pub const FILE: &str = "build.cyclonedx.json";
 
-/// Modules of the tools whose versions matter, beside the compiler.
+/// Modules of the tools whose versions matter, in addition to the compiler.
 const TOOLS: [&str; 2] = ["maturin", "ziglang"];
 
 /// Writes what a wheel says of its build to `place`: the commit, and whether files were changed since; the versions of the compiler and of the

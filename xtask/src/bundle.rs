@@ -124,7 +124,7 @@ pub fn judge(options: &[String]) -> Result<ExitCode> {
     status(script("judge.py", &[], "judge", options)?.current_dir(here)).map(code)
 }
 
-/// Judges the installed frameworks, and a bundle in the target folder beside them.
+/// Judges the installed frameworks, with a bundle in the target folder.
 pub fn scoreboard(options: &[String]) -> Result<ExitCode> {
     status(&mut script("scoreboard.py", &[], "scoreboard", options)?).map(code)
 }

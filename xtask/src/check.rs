@@ -69,7 +69,7 @@ const HOST: [&str; 14] = [
     "processes",
 ];
 
-/// The package of a third party, which is in a workspace of its own.
+/// The package of a third party, which is a separate workspace.
 const OUTSIDE: [&str; 4] = ["--manifest-path", "examples/adapter/Cargo.toml", "--target-dir", "target"];
 
 /// Packages of Python whose types are checked.
@@ -83,7 +83,7 @@ const TYPED: [&str; 4] = [
 /// The most processes that the Python tests are spread over: each loads every framework.
 const MOST_WORKERS: usize = 4;
 
-/// The Python tests that use a GPU, by parts of their names. What they need is visible to them alone: elsewhere
+/// The Python tests that use a GPU, by parts of their names. What they need is visible only to them: elsewhere
 /// frameworks would put tensors on a GPU that the tests expect on the host.
 const ON_A_GPU: &str = "cuda or gpu or pages or gallery";
 
@@ -112,7 +112,7 @@ pub enum Part {
     Python,
 }
 
-/// Runs every step of a part, or of all, in two stages: the lints need an interpreter alone, so they run beside the
+/// Runs every step of a part, or of all, in two stages: the lints need only an interpreter, so they run during the
 /// installation of what the tests need.
 pub fn run(part: Option<Part>) -> Result<ExitCode> {
     let wants = |one| part.is_none_or(|part| part == one);

@@ -1,7 +1,7 @@
 //! Instructions of the host paths, counted by callgrind and compared with the kept counts.
 //!
 //! The time of a call differs from run to run by far more than its instructions. `counts` has only paths of which ten
-//! runs of one build, beside other programs, differ by far less than [`BOUND`].
+//! runs of one build, while other programs run, differ by far less than [`BOUND`].
 
 use crate::run::{Result, ask, at, cargo, program, root, run, target};
 use crate::{bundle, venv};
@@ -35,7 +35,7 @@ type Counts = BTreeMap<String, f64>;
 /// this folder for files.
 type Group<'a> = (&'static str, Result<String>, &'a dyn Fn(&Path) -> Result<Counts>);
 
-/// Counts both groups, or that of Rust alone, and compares them with the kept counts, or with `write` replaces those.
+/// Counts both groups, or only Rust's, and compares them with the kept counts, or with `write` replaces those.
 pub fn count(rust: bool, write: bool) -> Result<()> {
     let (python, tools) = (venv::MAIN.made()?, tools());
     let with_python = tools.clone().and_then(|tools| Ok(format!("{tools}, {}", versions(&python)?)));
@@ -68,11 +68,11 @@ pub fn count(rust: bool, write: bool) -> Result<()> {
     }
 }
 
-/// Returns what the counts depend on beside the sources and the locked dependencies. The instruction sets decide which
-/// functions copy memory.
+/// Returns what the counts depend on other than the sources and the locked dependencies. The instruction sets decide
+/// which functions copy memory.
 fn tools() -> Result<String> {
     if !cfg!(target_arch = "x86_64") {
-        return Err("valgrind is asked by a sequence of instructions that is written for x86-64 alone".into());
+        return Err("valgrind is asked by a sequence of instructions that exists only for x86-64".into());
     }
     let version = |name: &str, arguments: &[&str]| {
         ask(&mut program(name, arguments)).ok_or_else(|| format!("{name} is not installed"))
@@ -113,7 +113,7 @@ fn counts_of(kept: &Map<String, Value>, name: &str) -> Counts {
     each.collect()
 }
 
-/// Compares each path. Returns a table, and what differs by more than the bound or is in one of the two alone.
+/// Compares each path. Returns a table, and what differs by more than the bound or is in only one of the two.
 fn compare(kept: &Counts, counts: &Counts) -> (String, Vec<String>) {
     let (mut text, mut failed) = (String::new(), Vec::new());
     for (name, count) in counts {
@@ -135,8 +135,8 @@ fn compare(kept: &Counts, counts: &Counts) -> (String, Vec<String>) {
     (text, failed)
 }
 
-/// Makes a folder of this user alone, for sockets too. Its name has the same length everywhere, because it is in
-/// tickets.
+/// Makes a folder that only this user can enter, for sockets too. Its name has the same length everywhere, because it
+/// is in tickets.
 fn fresh(name: &str) -> Result<PathBuf> {
     let folder = std::env::temp_dir().join(format!("truebridge-{name}-{:010}", std::process::id()));
     at(&folder, fs::DirBuilder::new().mode(0o700).create(&folder))?;

@@ -29,7 +29,7 @@ const CORE: [&str; 10] = [
 ];
 
 /// Packages, and the features that bring each of them in by themselves: all packages of this workspace but the adapters
-/// for Python's frameworks, which `python` alone brings in, and the others that cost a program build time or a library.
+/// for Python's frameworks, which only `python` brings in, and the others that cost a program build time or a library.
 const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
     ("candle-core", &["candle", "candle-cuda"]),
     ("candle-kernels", &["candle-cuda"]),
@@ -100,8 +100,8 @@ fn dependencies(features: &[String]) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Returns no feature, each one, all but each one, and all of them. One alone shows what it does not declare, all but
-/// one what the others rely on, and all whether they clash.
+/// Returns no feature, each one, all but each one, and all of them. A single feature shows what it does not declare,
+/// all but one what the others rely on, and all whether they clash.
 fn sets(features: &[String]) -> Vec<Vec<&str>> {
     let names: Vec<&str> = features.iter().map(String::as_str).collect();
     let without = |one: &str| names.iter().copied().filter(|name| *name != one).collect();
@@ -174,8 +174,8 @@ mod tests {
         if folder.exists() { at(folder, fs::remove_dir_all(folder)) } else { Ok(()) }
     }
 
-    /// Resolves each block of the page in a package of its own, outside the workspace. A library that the block names
-    /// beside the facade is the adapter's: there is one version of it. The blocks name every feature.
+    /// Resolves each block of the page in a separate package, outside the workspace. A library that the block names
+    /// next to the facade is the adapter's: there is one version of it. The blocks name every feature.
     fn blocks(features: &[String]) -> Result<()> {
         let (folder, page) = (target().join("blocks"), root().join(PAGE));
         let page = at(&page, fs::read_to_string(&page))?;

@@ -144,7 +144,7 @@ enum Generated {
 #[derive(Args)]
 #[group(multiple = false)]
 struct Package {
-    /// Build each package from what is in it alone, and the wheels; install the package's, and run the README.
+    /// Build each package from only its own files, and the wheels; install the package's, and run the README.
     #[arg(long)]
     verify: bool,
     /// Check what each feature of the facade brings in, and that the features fit together.
@@ -225,7 +225,7 @@ fn new_adapter(new: &new_adapter::NewAdapter) -> run::Result<()> {
     Ok(())
 }
 
-/// Everything beside Rust that the other commands need. What some tests can do without is named and left out.
+/// Everything but Rust that the other commands need. What some tests can do without is named and left out.
 fn setup() -> run::Result<()> {
     let python = venv::MAIN.ready()?;
     tensorflow1::folder_if_any(&python);

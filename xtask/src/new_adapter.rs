@@ -25,7 +25,7 @@ pub struct NewAdapter {
     /// It has tensors on CUDA devices.
     #[arg(long)]
     cuda: bool,
-    /// It copies by kernels of its own.
+    /// It has its own kernels for copies.
     #[arg(long)]
     compact: bool,
     /// Its tensors do not change.

@@ -26,15 +26,15 @@ const TOOLKIT: [(&str, &str); 3] =
 /// The most bytes that the registry takes of a package.
 const MOST_BYTES: u64 = 10 << 20;
 
-/// Checks every member that is published, and packages them. With `verify`, each package is also built alone, and so are
-/// the wheels.
+/// Checks every member that is published, and packages them. With `verify`, each package is also built by itself, and
+/// so are the wheels.
 pub fn check(verify: bool) -> Result<()> {
     packages(verify)?;
     if verify { wheels::check() } else { Ok(()) }
 }
 
-/// Packages every member that is published, and with `verify` builds each package alone. Returns the packages in an order
-/// in which they can be published: each after those that it depends on.
+/// Packages every member that is published, and with `verify` builds each package by itself. Returns the packages in an
+/// order in which they can be published: each after those that it depends on.
 pub fn packages(verify: bool) -> Result<Vec<PathBuf>> {
     let members = members()?;
     let (published, kept): (Vec<&Value>, Vec<&Value>) = members.iter().partition(|member| is_published(member));

@@ -14,8 +14,8 @@ const OUT: &str = "release-dry-run";
 const SUMS: &str = "SHA256SUMS";
 
 /// Builds the packages of the crates, the wheel, the source distribution and the C library, installs the wheel for every
-/// Python that the table of versions names and that is here, and writes the notes, the bill of materials and the hashes
-/// beside them.
+/// Python that the table of versions names and that is here, and writes the notes, the bill of materials and the
+/// hashes into the same folder.
 pub fn dry_run() -> Result<()> {
     let tools = venv::WHEELS.ready()?;
     let out = target().join(OUT);

@@ -51,7 +51,7 @@ pub fn with_folder(mut command: Command, folder: Option<impl AsRef<OsStr>>) -> C
 
 fn fetched(python: &Path) -> Result<PathBuf> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        return Err("it is made for Linux on x86-64 alone".into());
+        return Err("it exists only for Linux on x86-64".into());
     }
     let file = REQUIREMENTS[usize::from(has_cuda())];
     let wanted = at(Path::new(file), fs::read_to_string(root().join(file)))?;

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// What is copied of the repository, beside single files.
+/// The folders of the repository that are copied; single files are listed apart.
 const FOLDERS: [&str; 10] =
     [".cargo", "LICENSES", "benches", "conformance", "crates", "docs", "examples", "fixtures", "fuzz", "xtask"];
 

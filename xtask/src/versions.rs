@@ -1,4 +1,4 @@
-//! Versions of Python and of the frameworks, each in an environment of its own: the suite on the CPU, one row a version.
+//! Versions of Python and of the frameworks, each in a separate environment: the suite on the CPU, one row a version.
 
 use crate::run::{Result, ask, at, program, root, target};
 use crate::{bundle, venv};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// What is run: environments, each with a Python, what is installed beside, and the versions of a package, in turn. One
+/// What is run: environments, each with a Python, what else is installed, and the versions of a package, in turn. One
 /// without a package is for its Python.
 const ENVIRONMENTS: &str = "xtask/versions.json";
 
@@ -24,7 +24,7 @@ const SEED: &str = "1";
 #[derive(Parser)]
 #[command(name = "cargo xtask conformance --versions", no_binary_name = true)]
 struct Options {
-    /// Run these alone, such as torch or torch==2.9.0; rows of others are kept.
+    /// Run only these, such as torch or torch==2.9.0; rows of others are kept.
     #[arg(long)]
     only: Vec<String>,
     /// Cases of each pair.
@@ -104,7 +104,7 @@ fn chosen(subject: &str, only: &[String]) -> bool {
         || only.iter().any(|one| subject == one || subject.split_once("==").is_some_and(|(name, _)| name == one))
 }
 
-/// Installs a subject and what its environment has beside it, and returns the Python that has them.
+/// Installs a subject and the rest of its environment, and returns the Python that has them.
 ///
 /// # Errors
 ///
@@ -123,7 +123,7 @@ fn ready(environment: &Value, subject: &str, place: &Path) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// Returns the row of a subject: what ran beside it, and the verdict.
+/// Returns the row of a subject: its environment, and the verdict.
 ///
 /// # Errors
 ///
@@ -135,7 +135,7 @@ fn judge(python: &Path, subject: &str, bundle: &Path, cases: u32) -> Result<Valu
         at(&report, fs::remove_dir_all(&report))?;
     }
     let mut suite = program(python, &[]);
-    // With the fixtures of the bundle, so that failing cases are kept beside the report.
+    // With the fixtures of the bundle, so that failing cases are kept next to the report.
     suite.arg(bundle.join("conformance.py"));
     suite.args(["--device", "cpu", "--seed", SEED, "--cases", &cases.to_string(), "--report"]).arg(&report);
     let passed = quiet(&mut suite);

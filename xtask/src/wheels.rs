@@ -72,7 +72,7 @@ pub fn check() -> Result<()> {
 }
 
 /// Builds the wheels with the tools of this Python, and checks them: one file for all versions of Python, which needs
-/// nothing of the system but what the platform allows. The package's is built from its source distribution alone, and
+/// nothing of the system but what the platform allows. The package's is built only from its source distribution, and
 /// installed.
 pub fn make(tools: &Path) -> Result<Made> {
     let top = target().join("wheels");

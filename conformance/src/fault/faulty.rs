@@ -26,7 +26,7 @@ pub struct Faulty<A: Subject> {
     pub(super) sound: A,
     pub(super) fault: Option<Fault>,
     profile: Profile,
-    /// The last copy, and what it is a copy of.
+    /// The last copy, with what was observed of its original.
     last: Mutex<Option<(Observed, A::Tensor)>>,
     /// The view that is being imported.
     slot: Mutex<Option<A::Tensor>>,

@@ -300,7 +300,7 @@ mod tests {
         }
     }
 
-    /// Returns whether a route of a property alone finds the fault.
+    /// Returns whether one route of a property finds the fault.
     fn is_found_by(name: &str, route: Route, planted: &Planted) -> bool {
         let device = SimDevice::new(5);
         let (from, to) = (SimFramework::new(&device, planted.from), SimFramework::new(&device, planted.to));
@@ -344,7 +344,7 @@ mod tests {
         }
     }
 
-    /// Returns what `torn` says of the fault, by one way of copying: the words of its own oracle, and not of the checker.
+    /// Returns what `torn` says of the fault in one kind of call: the words of its oracle, not the checker's.
     /// Without a fault it returns any failure.
     fn torn_by(calls: Calls, fault: Option<Fault>, seed: u64) -> Option<String> {
         let device = SimDevice::new(seed);

@@ -1,5 +1,5 @@
 //! Faults in the adapters of the frameworks themselves, compiled in by the feature `planted`. Each is planted into a
-//! process of its own: see `bridge_core::planted`.
+//! separate process: see `bridge_core::planted`.
 
 /// A fault, the pair that has it, and the property that must find it.
 #[derive(Debug, Clone, Copy)]

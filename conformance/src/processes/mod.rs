@@ -1,8 +1,8 @@
 //! A framework in another process, as a subject: its tensors are converted by tickets of `bridge-ipc`.
 //!
 //! [`Remote`] is the subject in the process that judges, [`serve`] the other process: it has the framework's own
-//! [`Subject`](crate::Subject) and does what it is asked. Every tensor of the other process is shared by its adapter
-//! and opened here once, so that both know the same memory under an address each; what is reported of a tensor there
+//! [`Subject`](crate::Subject) and answers requests. Every tensor of the other process is shared by its adapter
+//! and opened here once, so both know the same memory, each at its address. What is reported of a tensor there
 //! is translated to the addresses of this process. So every property keeps its meaning.
 //!
 //! On the host, memory of a framework leaves its process by a copy: a tensor that goes there is copied into its ticket,

@@ -1,4 +1,4 @@
-//! The process that has the framework: it does what it is asked.
+//! The process that has the framework: it answers the judging process.
 
 use super::piece::{Piece, Pieces};
 use super::wire::{Answer, Hello, Id, Made, Request, receive, send};

@@ -119,7 +119,7 @@ pub(super) fn dropped_meanwhile<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Out
     let got = on(pair.to, captured, || Ok(pair.to.read(&snapshot)?))?;
     same_bytes("what the graph read", &got, &vec![seen; nbytes])?;
     let got = on(pair.to, reader, || Ok(pair.to.read(&late)?))?;
-    same_bytes("what was read beside the capture", &got, &vec![before; nbytes])?;
+    same_bytes("what was read during the capture", &got, &vec![before; nbytes])?;
     pair.returned(leased)?;
     if reader == Some(Stream::PER_THREAD) {
         // The legacy stream stands for it, which any capture of a blocking stream forbids: the memory may be leaked.

@@ -12,7 +12,7 @@ pub(super) fn copy<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     for kernels in [true, false] {
         pair.kernels.set(kernels);
         let (copy, told) = match pair.transfer(&tensor, Some(true)) {
-            // A framework may have no copies of its own.
+            // A framework may be unable to copy.
             Err(error) if !kernels && error.kind() == ErrorKind::CopyNeeded => continue,
             converted => converted?,
         };

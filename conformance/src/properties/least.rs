@@ -40,19 +40,14 @@ const LEAST: &[Least] = &[
         why: "a copy says nothing of the exported layout",
     },
     Least { property: "values", outcome: Outcome::Copied, one_in: 25, why: "a view says nothing of copies" },
-    Least { property: "shape", outcome: Outcome::InPlace, one_in: 50, why: "a copy has strides of its own" },
+    Least { property: "shape", outcome: Outcome::InPlace, one_in: 50, why: "a copy has its own strides" },
     Least {
         property: "identity",
         outcome: Outcome::InPlace,
         one_in: 25,
         why: "only a view has the address of its source",
     },
-    Least {
-        property: "identity",
-        outcome: Outcome::Copied,
-        one_in: 25,
-        why: "only a copy must have memory of its own",
-    },
+    Least { property: "identity", outcome: Outcome::Copied, one_in: 25, why: "only a copy must have new memory" },
     Least { property: "aliasing", outcome: Outcome::InPlace, one_in: 25, why: "only shared memory shows writes" },
     Least { property: "order", outcome: Outcome::InPlace, one_in: 20, why: "a copy may wait by itself" },
     Least {

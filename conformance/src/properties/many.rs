@@ -66,7 +66,7 @@ pub(super) fn many<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         ensure!(same, "result {index} is at {:#x}, and its tensor at {:#x}", seen.address, source.address);
         views.push((index, view));
     }
-    // The views alone keep the memory, and each its own.
+    // Only the views keep the memory alive, each its own.
     while !tensors.is_empty() {
         tensors.swap_remove(random.below(tensors.len()));
     }

@@ -254,7 +254,7 @@ pub(crate) fn outstanding() -> u64 {
 type Take<'a, F, T> = &'a dyn Fn(&F) -> Result<T>;
 
 impl<F, T> Pair<'_, F, T> {
-    /// Returns whether both frameworks make copies of their own.
+    /// Returns whether both frameworks can copy.
     fn frameworks_copy(&self) -> bool {
         self.from.capabilities().copies && self.to.capabilities().copies
     }

@@ -1,4 +1,4 @@
-//! What callers ask for, beside `copy`: dimensions, the order of elements, a device, read-only results.
+//! Options of callers other than `copy`: dimensions, the order of elements, a device, read-only results.
 
 use super::{Outcome, Pair, as_expected, ensure, same_bytes};
 use crate::model::{self, Expected, Random};

@@ -131,7 +131,7 @@ impl<F, T> Scene<'_, F, T> {
         })
     }
 
-    /// Records the current stream for a view, in most cases by its second half alone: memory is kept whole.
+    /// Records the current stream for a view, in most cases only with its second half: that must keep the whole memory.
     fn note(&self, view: &T) -> Outcome {
         let Pair { to, .. } = *self.pair;
         let rows = to.observe(view)?.shape.first().copied().unwrap_or_default();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// What `fill` fills a copy with before it is copied to.
 const FILLED: u8 = 0x5a;
 
-/// Both subjects make, read, write and copy tensors of their own as the suite needs it. Neither adapter is involved.
+/// Both subjects create, read, write and copy their tensors as the suite needs. No adapter is involved.
 pub(super) fn subject<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (from, to) = pair.profiles();
     has_a_meaning(from, &pair.from.capabilities())?;

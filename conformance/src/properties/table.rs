@@ -341,7 +341,7 @@ pub static PROPERTIES: &[Property] = &[
             (plain, picks(sides), route)
                 .prop_map(|(mut case, mut streams, route)| {
                     if [Route::Exported, Route::Passing].contains(&route) {
-                        // A copy is memory of the allocator that made it, which knows the stream of that alone.
+                        // The allocator that made the copy knows only the stream in which it did so.
                         case.copy = None;
                     }
                     if case.copy == Some(true) {

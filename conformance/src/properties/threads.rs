@@ -20,11 +20,11 @@ struct Shared<'a, F, T> {
     ordering: Arc<dyn Ordering>,
 }
 
-// SAFETY: it is used inside `Threads` of both subjects alone, whose makers have promised what that takes. Tensors stay
+// SAFETY: it is used only inside `Threads` of both subjects, whose makers have promised what that takes. Tensors stay
 // on the thread that makes them.
 unsafe impl<F, T> Sync for Shared<'_, F, T> {}
 
-/// Threads that convert tensors of their own at the same time do not disturb each other.
+/// Threads that convert separate tensors at the same time do not disturb each other.
 pub(super) fn threads<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (Some(source), Some(target)) = (pair.from.threads(), pair.to.threads()) else { return Ok(()) };
     let shared = &Shared { from: pair.from, to: pair.to, ordering: Arc::clone(pair.ordering()) };

@@ -29,7 +29,7 @@ pub(super) fn users<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
                 refused(pair, case, &usual.tensor, kind)?;
             } else {
                 pair.copies_by(true);
-                // Bytes of its own tell what is made where the memory of the original must not be.
+                // Different bytes show whether the result is new memory, where it must not be the original's.
                 kept(pair, case, usual, &|| make(first, !case.seed))?;
                 for (copy, kernels) in CALLS {
                     pair.copies_by(kernels);
@@ -44,7 +44,7 @@ pub(super) fn users<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     Ok(())
 }
 
-/// The tensor is refused with this kind, whatever is asked for, alone and behind another one, whose lease is returned.
+/// The tensor is refused with this kind under all options, by itself and behind another one, whose lease is returned.
 fn refused<F, T>(pair: &Pair<'_, F, T>, case: &Case, tensor: &F, kind: ErrorKind) -> Outcome {
     for copy in [None, Some(true), Some(false)] {
         as_expected(pair.transfer(tensor, copy), Expected::Refused(kind))?;

@@ -62,7 +62,7 @@ pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PyS
     if let Some(prepare) = module.getattr_opt("prepare")? {
         prepare.call0()?;
     }
-    // Another way into a library that no adapter knows is a subject of its own.
+    // Another path into a library that no adapter knows is a separate subject.
     let made = match (known.library, name.split_once('-')) {
         (Library::Peer(_), Some((_, way))) => way,
         _ => "subject",

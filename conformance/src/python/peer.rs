@@ -56,7 +56,7 @@ unsafe impl<'py> Adapter for Peer<'py> {
     }
 
     fn import(&self, _: Offer) -> Result<PyTensor<'py>> {
-        Err(Error::new(ErrorKind::Argument, "the suite knows this library by its protocol alone, as a source"))
+        Err(Error::new(ErrorKind::Argument, "the suite knows this library only by its protocol, as a source"))
     }
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {

@@ -1,4 +1,4 @@
-//! A transfer between two adapters in Rust, over the ordering of the process: the cost of the contract alone.
+//! A transfer between two adapters in Rust, over the ordering of the process: only the cost of the contract.
 
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, Lease, Memory,

@@ -71,8 +71,8 @@ pub const NUMPY_INTERFACE: Known =
 /// The suite's producer of DLPack with capsules that have neither a version nor flags, as those before DLPack 1.0.
 const DLPACK_LEGACY: &str = "dlpack-legacy";
 
-/// Returns every adapter: one for each framework, the further ones, and one for each library that is known by a
-/// protocol alone.
+/// Returns every adapter: one for each framework, the further ones, and one for each library that is known only by a
+/// protocol.
 pub fn known() -> impl Iterator<Item = Known> {
     let plain = |library: Library| Known { name: library.name(), library, on_request: false };
     let frameworks = Framework::ALL.iter().copied().map(Library::Framework).map(plain);
@@ -136,7 +136,7 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
     }
     if let Some(pair) = options.pairs.iter().find(|pair| is_peer(&pair.to)) {
         let (from, to) = (&pair.from, &pair.to);
-        return Err(format!("{to} is known by its protocol alone, which makes it a source: run {to}:{from}"));
+        return Err(format!("{to} is known only by its protocol, which makes it a source: run {to}:{from}"));
     }
     let is_named = |name: &str| named.contains(&name);
     // Across processes the other one has the frameworks as they are.
@@ -171,7 +171,7 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
     });
     let chosen = |pair: &PairName| {
         let (from, to) = (pair.from.as_str(), pair.to.as_str());
-        // All variants beside all others would be too many pairs: each runs beside itself and the plain frameworks.
+        // All variants with all others would be too many pairs: each runs with itself and the plain frameworks.
         let plain = |name| is_named(name) || adapter_of(name) == name || in_other_process(name).is_some();
         let few = from == to || plain(from) || plain(to);
         let extra = !is_extra(from) || to == beside(device);
@@ -191,7 +191,7 @@ pub fn obstacle(pair: &PairName) -> &'static str {
     if others == [true, true] {
         "one of two frameworks is in another process, not both"
     } else if is_peer(in_other_process(&pair.from).unwrap_or(&pair.from)) {
-        "a library that is known by its protocol alone is a source in the process of its target"
+        "a library that is known only by its protocol is a source in the process of its target"
     } else if !agree(&pair.from, &pair.to) {
         "a framework has one allocator in a process"
     } else {

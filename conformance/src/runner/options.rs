@@ -26,8 +26,8 @@ pub struct Options {
     #[arg(long)]
     pub variants: bool,
     /// Run every pair with one of its frameworks in another process, in both directions, instead of both in one. With
-    /// --pairs these alone: numpy:torch runs as numpy:torch+remote and numpy+remote:torch. Named like this, each can
-    /// also run alone, without this option.
+    /// --pairs only these: numpy:torch runs as numpy:torch+remote and numpy+remote:torch. Named like this, each can
+    /// also run by itself, without this option.
     #[arg(long)]
     pub across_processes: bool,
     /// Cases of each pair (default: 10000). Each property has a fixed share of them, and pairs with a framework that

@@ -44,8 +44,8 @@ pub struct At {
     pub case: Case,
 }
 
-/// The variable with the share of a device's memory that JAX takes when it begins, and that share in percent where it is
-/// alone there.
+/// The variable with the share of a device's memory that JAX takes when it begins, and that share in percent where no
+/// other pair runs.
 const MEMORY: &str = "XLA_PYTHON_CLIENT_MEM_FRACTION";
 const SHARE: u8 = 75;
 

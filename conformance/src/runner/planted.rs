@@ -1,5 +1,5 @@
 //! Flaws where tensors are converted between processes, and faults in the adapters of the frameworks: each is planted
-//! into a process of its own, and must be found there.
+//! into a separate process, and must be found there.
 
 use super::adapters::Known;
 use super::options::PairName;

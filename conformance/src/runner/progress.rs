@@ -17,7 +17,7 @@ pub struct Display {
     pub width: usize,
     /// Whether every property has a line, too.
     pub verbose: bool,
-    /// Whether a pair has a bar: where several run at once, lines alone are shown.
+    /// Whether a pair has a bar: where several run at once, only lines are shown.
     pub bars: bool,
 }
 

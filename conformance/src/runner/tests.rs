@@ -18,7 +18,7 @@ fn dying_case() -> crate::Case {
     tree(property(DYING).unwrap(), &known_sides(), SEED, INDEX).current()
 }
 
-/// A folder of its own for a test, deleted when dropped.
+/// A new folder for a test, deleted when dropped.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -56,12 +56,12 @@ variants! {
     Torch, "package", SHARED: "CONFORMANCE_PACKAGE" = "1";
 }
 
-/// What every run has next to the plain adapters, each beside one of them: the way into PyTorch of versions before
+/// What every run has next to the plain adapters, each paired with one of them: the path into PyTorch before version
 /// 2.10, JAX without elements of 64 bits, as it is by default, PyTorch by the calls of the Python package, and capsules
 /// without a version.
 pub const EXTRA: [&str; 4] = ["torch-capsules", "jax+x32", "torch+package", "dlpack-legacy"];
 
-/// Returns the plain adapter that [`EXTRA`] run beside.
+/// Returns the plain adapter that [`EXTRA`] are paired with.
 pub fn beside(device: Device) -> &'static str {
     if device.kind == DeviceKind::CPU { Framework::NumPy.name() } else { Framework::CuPy.name() }
 }

@@ -20,7 +20,7 @@ pub struct Tensors;
 
 impl Default for CandleSubject {
     fn default() -> Self {
-        // SAFETY: the suite uses a tensor on one thread at a time, and its operation in place writes to elements alone.
+        // SAFETY: the suite uses a tensor on one thread at a time, and its operation in place writes only to elements.
         Self::new(unsafe { Candle::new() }, Tensors).with_ordering(bridge_cuda::ordering().clone())
     }
 }
@@ -115,7 +115,7 @@ impl InplaceOp1 for Write<'_> {
                 rest /= length;
             }
             assert!((at + 1) * size <= len, "the view is inside its storage");
-            // SAFETY: the element lies in the storage, which is borrowed alone, and any bytes are a number.
+            // SAFETY: the element lies in the storage, which nothing else borrows, and any bytes are a number.
             unsafe { memory.add(at * size).copy_from_nonoverlapping(element.as_ptr(), size) };
         }
         Ok(())

@@ -49,7 +49,7 @@ impl CandleCudaSubject {
         let ballast = || stream.alloc_zeros::<u8>(BALLAST.0).map_err(driver);
         let ballast = Mutex::new((ballast()?, ballast()?));
         // SAFETY: the suite uses a tensor on one thread at a time, in the stream of the device, and its operation in
-        // place writes to elements alone.
+        // place writes only to elements.
         let adapter = unsafe { Candle::with_cuda(device) };
         Ok(Self { adapter, place, stream, ballast })
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// ONNX Runtime on one CUDA device: memory of a session's allocator, and work in the session's compute stream.
 ///
-/// Its tensors cannot be copied to others of its own, because nothing allocates outside of sessions: pair it with another
+/// It cannot copy one of its tensors to another, because nothing allocates outside of sessions: pair it with another
 /// framework.
 pub struct OrtCudaSubject {
     adapter: Ort,

@@ -68,7 +68,7 @@ enum Task {
 }
 
 struct Queue {
-    /// `None` after it was destroyed, when its work still runs, and for one that no handle names alone.
+    /// `None` after it was destroyed, when its work still runs, and for one whose handle also names others.
     stream: Option<Stream>,
     /// Whether it waits for the legacy stream, and that one for it.
     blocking: bool,
@@ -428,7 +428,7 @@ impl State {
     }
 
     /// Does what a stream waits for before a point in it is marked. A mark in the legacy stream comes after the work of
-    /// every blocking one; an event recorded in one of those waits for the work of its own stream only.
+    /// every blocking one; an event recorded in one of those waits only for the work of its stream.
     fn before_point(&mut self, index: usize) {
         if index == LEGACY {
             self.wait_for_legacy(index);

@@ -33,8 +33,8 @@ pub(crate) fn on_host(dtype: DType, numel: usize, dims: Vec<usize>) -> Result<Te
     }
 }
 
-/// Returns a vector of `numel` zeros at a multiple of [`COPY_ALIGNMENT`]. The allocator aligns to the element's size
-/// alone, so that the vector begins inside its storage.
+/// Returns a vector of `numel` zeros at a multiple of [`COPY_ALIGNMENT`]. The allocator aligns only to the element's
+/// size, so the vector begins inside its storage.
 fn aligned(dtype: DType, numel: usize) -> Result<Tensor> {
     let itemsize = dtype.itemsize().unwrap_or(1);
     let len = numel + COPY_ALIGNMENT / itemsize;

@@ -45,7 +45,7 @@
 //! use candle_core::{Device, Tensor};
 //!
 //! let device = Device::new_cuda_with_stream(0).unwrap();
-//! // SAFETY: this program has no custom operations, and uses a tensor in the stream of its device alone.
+//! // SAFETY: this program has no custom operations, and uses a tensor only in the stream of its device.
 //! let candle = unsafe { Candle::with_cuda(device.as_cuda_device().unwrap()) };
 //! let (cudarc, ordering) = (Cudarc::of_device(0)?, bridge_cuda::ordering());
 //!
@@ -123,14 +123,14 @@ impl Candle {
     /// - No reference to its elements is held while other code writes to it, and no mutable one while other code reads
     ///   it: that of a storage guard (`Tensor::storage_and_layout`) sees what [`copy_into`](bridge_core::copy_into)
     ///   writes, also on one thread, and an operation of candle in place has a mutable one until it ends.
-    ///   candle lends its write lock to its own operations alone, and a thread that held the guard would wait for
+    ///   candle uses its write lock only in its own operations, and a thread that held the guard would wait for
     ///   itself.
     /// - No custom operation in place (`candle_core::InplaceOp1` and its like) replaces the storage that it is to write
     ///   to. Those of candle itself write to its elements.
     ///
     /// Every constructor is unsafe, because operations of candle in place are safe methods of shared tensors.
     ///
-    /// On a CUDA device the stream of the tensor orders both, and `cudarc` records the uses of candle alone. So:
+    /// On a CUDA device the stream of the tensor orders both, and `cudarc` records only candle's uses. So:
     ///
     /// - Another stream (`Tensor::to_device` reads in that of its target) uses a tensor that another framework writes
     ///   to, or one that came in, only where it waits for the stream of the tensor (`cudarc`'s `CudaStream::join`).

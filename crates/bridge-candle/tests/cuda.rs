@@ -78,7 +78,7 @@ impl Sides {
 }
 
 fn adapter(place: &Place) -> Candle {
-    // SAFETY: the tests replace no storage, and use a tensor that is converted in the stream of its device alone.
+    // SAFETY: the tests replace no storage, and use a converted tensor only in the stream of its device.
     unsafe { Candle::with_cuda(device(place)) }
 }
 

@@ -22,7 +22,7 @@ fn candle() -> Candle {
     unsafe { Candle::new() }
 }
 
-/// Core's copies alone, and those of bridge-cuda.
+/// An ordering with only core's copies, and one with those of bridge-cuda.
 fn orderings() -> [Arc<dyn Ordering>; 2] {
     [Arc::new(HostOnly), Arc::clone(bridge_cuda::ordering())]
 }

@@ -109,7 +109,7 @@ pub mod python {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Advised {
     all: [Option<Advice>; 2],
-    /// Whether the message before it ends with advice of its own.
+    /// Whether the message before it already ends with advice.
     follows: bool,
 }
 

@@ -2,15 +2,16 @@
 //!
 //! A [`Stream`] is a handle, which safe code can keep longer than its framework keeps the stream. So the methods of
 //! [`Ordering`] that take one are unsafe, as are [`Copies::plan`], [`Copies::allocate`] and [`Views::used`]. Here they are
-//! safe, for this crate alone: no public function passes on a stream that its caller names. Each stream that the crate
-//! passes here comes from one of these, which keeps it alive during the call, and for what the call leaves pending:
+//! safe, because only this crate can call them: no public function passes on a stream that its caller names. Each
+//! stream that the crate passes here comes from one of these, which keeps it alive during the call, and for what the
+//! call leaves pending:
 //!
 //! - A [`DeviceBuffer`] that the crate holds: its implementer promises that the stream is not destroyed before it is
 //!   dropped.
 //! - A [`Consumer`](crate::Consumer), asked in the same function: its implementer promises that the stream which it names
 //!   is alive then, and those that it was asked to keep longer.
 //! - A [`Used`](crate::views::Used), which has the value that keeps the stream. The attempts of [`Ordering::defer`] hold
-//!   it, or a value of its own kind.
+//!   it, or a value of that kind.
 //! - [`Stream::LEGACY`], which every device has.
 
 use crate::{Copies, Deferred, Device, DeviceBuffer, Failed, Keep, Ordering, Piece, Planned, Result, Stream, Views};

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 /// The fewest tensors whose memory is returned together. For fewer, waking the thread that returns the memory of a view
-/// that is dropped alone costs more than a wait for each view.
+/// that is dropped by itself costs more than a wait for each view.
 const FEWEST: usize = 8;
 
 /// What the tensors of a batch share.

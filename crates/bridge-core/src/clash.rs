@@ -33,7 +33,7 @@ type Copied<'a> = (View<'a>, View<'a>, Change);
 /// each. Returns which of them repeat an earlier copy, source and target alike, as those of weights that a model holds twice:
 /// they need not be made.
 ///
-/// Addresses alone are compared: host memory and that of all devices have different ones.
+/// Only addresses are compared: they differ between host memory and the memory of every device.
 ///
 /// # Errors
 ///

@@ -176,7 +176,7 @@ impl<F, T> Conversion<'_, F, T> {
         }
     }
 
-    /// Core copies host memory into fresh memory of its own, of which the consumer imports a view.
+    /// Core copies host memory into fresh memory that it owns. The consumer imports a view of it.
     fn by_core(&self, exported: Export) -> Result<Copied<T>> {
         let alignment = self.profile.alignment_of(exported.dtype());
         let copy = host_copy::compact(exported, self.order(), alignment, self.ordering)?;
@@ -205,7 +205,7 @@ impl<F, T> Conversion<'_, F, T> {
         Ok((fresh, None, CopiedBy::Host))
     }
 
-    /// The ordering's copies fill memory of their own on a device, of which the consumer imports a view: for a producer
+    /// The ordering's copies fill memory that they own on a device. The consumer imports a view of it. For a producer
     /// without kernels and a consumer whose memory cannot be written from outside.
     fn by_ordering_beside(&self, exported: Export) -> Result<Rung<Copied<T>>> {
         let device = exported.device();

@@ -148,7 +148,7 @@ pub(crate) fn release(target: Export, consumer: Arc<dyn Consumer>, ordering: &Ar
 }
 
 /// Returns the device as which both memories can be used, if there is one. There is one host, whatever its number. A
-/// device that is neither the host nor CUDA's is known to its ordering alone, and shares memory with no other.
+/// device that is neither the host nor CUDA's is known only to its ordering, and shares memory with no other.
 fn shared(source: Device, target: Device) -> Option<Device> {
     let plain = |device: &Device| [DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind);
     let (source, target) = (source.of_one_host(), target.of_one_host());

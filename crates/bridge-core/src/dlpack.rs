@@ -97,7 +97,7 @@ impl Origin {
         Self { keep, ..self }
     }
 
-    /// Returns the same origin with a [`release`](Self::release) of its own.
+    /// Returns the same origin with this [`release`](Self::release).
     #[must_use]
     pub fn released_by(self, release: Option<Release>) -> Self {
         Self { release, ..self }
@@ -453,7 +453,7 @@ pub unsafe fn wrap_as<M: ManagedTensorBase>(lease: Lease, release: fn(Lease)) ->
     flags.set(DlpackFlags::IS_COPIED, lease.is_copy());
     let lease = Arc::new(Held { lease: Mutex::new(Some(lease)), release });
     // SAFETY: dtype, layout and address are those of the lease, which the context keeps alive until the deleter.
-    // IS_COPIED is set only where the memory was copied for this lease alone.
+    // IS_COPIED is set only where the memory was copied for this lease and no other.
     (unsafe { managed(prepared, dtype, device, data, flags, Arc::clone(&lease)) }, Handover(lease))
 }
 

@@ -86,14 +86,14 @@ impl Error {
         Self { kind, advised: Advised::default(), message: message.into(), source: None }
     }
 
-    /// Adds advice to a message without advice of its own.
+    /// Adds advice to a message that has none.
     #[must_use]
     pub fn advise(mut self, advice: Advice) -> Self {
         self.advised.push(advice, false);
         self
     }
 
-    /// Adds advice beside that with which the message ends. An error keeps two.
+    /// Adds an alternative to the advice at the end of the message. An error keeps at most two.
     #[must_use]
     pub fn or_advise(mut self, advice: Advice) -> Self {
         self.advised.push(advice, true);

@@ -1,4 +1,4 @@
-//! Fresh memory for copies: of a framework, or beside one whose memory cannot be written from outside.
+//! Fresh memory for copies: a framework's, or ours for a framework whose memory cannot be written from outside.
 
 use crate::alive;
 use crate::conversion::Conversion;

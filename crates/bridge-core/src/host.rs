@@ -18,7 +18,7 @@ struct Block {
 const BLOCK: usize = 16;
 const _: () = assert!(align_of::<Block>() == BLOCK && size_of::<Block>() == BLOCK);
 
-/// Host memory of its own, aligned to [`COPY_ALIGNMENT`] bytes. Its bytes stay in place until it is dropped.
+/// Host memory that this value owns, aligned to [`COPY_ALIGNMENT`] bytes. Its bytes stay in place until it is dropped.
 #[derive(Debug)]
 #[must_use = "dropping it frees the memory"]
 pub struct HostMemory {

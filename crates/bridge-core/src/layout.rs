@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(packed.unwrap_err().kind(), ErrorKind::Dtype);
     }
 
-    /// A view with strides that no layout states touches its first element alone, so that nothing reads beyond it.
+    /// A view with strides that no layout states touches only its first element, so that nothing reads beyond it.
     #[test]
     fn other_byte_strides_are_packed_by_the_producer() {
         let of = |shape: &[i64], strides: &[i64]| Layout::from_any_byte_strides(DType::FLOAT32, shape, strides);

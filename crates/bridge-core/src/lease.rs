@@ -146,7 +146,7 @@ impl Lease {
         self.exported().buffer().stream()
     }
 
-    /// Returns whether the memory is a copy that was made for this lease, and so belongs to the consumer alone.
+    /// Returns whether the memory is a copy that was made for this lease, and so belongs only to the consumer.
     pub fn is_copy(&self) -> bool {
         self.copied
     }

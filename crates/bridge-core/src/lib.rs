@@ -56,7 +56,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Implements `Debug` with these fields of a struct alone: the others are handles, or say too much.
+/// Implements `Debug` with only these fields of a struct: the others are handles, or too long to print.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! debug_fields {

@@ -39,7 +39,7 @@ pub struct Profile {
     /// Alignment of the first element's address, in bytes, beyond that of the itemsize: a power of two, at most 2^30. 1:
     /// the itemsize is enough. 0: any address is accepted, also one that is not a multiple of the itemsize.
     pub alignment: usize,
-    /// Whether a complex number needs the alignment of its two parts alone, as in Rust and C. The types of PyTorch and
+    /// Whether a complex number needs only the alignment of its two parts, as in Rust and C. The types of PyTorch and
     /// CuPy are aligned to the whole number (`alignas(2 * sizeof(T))`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub complex_by_parts: bool,
@@ -54,8 +54,8 @@ pub struct Profile {
     /// Whether exporting a tensor blocks the host until the device is done.
     #[serde(default)]
     pub waits_on_export: bool,
-    /// Whether its tensors own their memory, always. Then it takes no other memory in place: every tensor is copied into
-    /// fresh memory of its own ([`Adapter::empty`](crate::Adapter::empty)), and nothing is imported.
+    /// Whether its tensors always own their memory. Then it takes no other memory in place: every tensor is copied into
+    /// fresh memory of the framework ([`Adapter::empty`](crate::Adapter::empty)), and nothing is imported.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub owns_memory: bool,
     /// Whether the adapter uses functions or fields of the framework that have no stable interface: where they were

@@ -3,7 +3,7 @@
 //! # Streams and events are alive
 //!
 //! The driver takes handles unchecked. Here and in the modules above, functions that take a stream are safe all the same,
-//! because they are for this crate alone, and each stream comes from one of these:
+//! because only this crate can call them, and each stream comes from one of these:
 //!
 //! - an unsafe public function ([`Ordering`](bridge_core::Ordering), [`Link`](crate::Link), [`Sharing`](crate::Sharing),
 //!   [`Words`](crate::Words), `Kernels::launch`, `has_stream`, `unordered`, `works_after_legacy`), whose caller has promised

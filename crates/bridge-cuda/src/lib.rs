@@ -235,7 +235,7 @@ pub unsafe fn has_stream(device: Device, stream: Stream) -> Result<bool> {
 
 /// Returns those of `others` that have work pending which new work in `stream` does not wait for. The host waits for up
 /// to two milliseconds where `stream` is busy: the driver does not say what a busy stream waits for, and then nothing
-/// is returned. For [`debug`](bridge_core::poison) alone; nothing is ordered.
+/// is returned. Only for [`debug`](bridge_core::poison): it orders nothing.
 ///
 /// # Errors
 ///

@@ -23,7 +23,7 @@ fn transposes() -> bool {
     let (from, to) = (layout([1, SIDE]), layout([SIDE, 1]));
     let data = (source.as_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
     let side = |data, layout| Strided { device: Device::CPU, data, layout };
-    // SAFETY: both views are the whole of their own vector.
+    // SAFETY: each view covers the whole of one vector.
     unsafe { Copier.copy(side(data.0, &from), side(data.1, &to), 0, None) }.unwrap();
     let rows = target.chunks_exact(SIDE as usize).enumerate();
     rows.flat_map(|(i, row)| row.iter().enumerate().map(move |(j, found)| (i, j, *found)))

@@ -68,7 +68,7 @@ impl Cudarc {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Device`] for a stream of its own context: the frameworks share each device's primary context.
+    /// [`ErrorKind::Device`] for a stream of a context other than the device's primary one, which the frameworks share.
     pub fn new(stream: Arc<CudaStream>) -> Result<Self> {
         if !stream.context().is_primary() {
             let text = "the stream belongs to a context of its own: make the context with CudaContext::new";

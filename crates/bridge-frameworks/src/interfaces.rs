@@ -55,7 +55,8 @@ pub(crate) fn array<'py>(object: &PyTensor<'py>, interface: &PyTensor<'py>) -> R
     let py = object.py();
     let interface = with_data(object, dict(interface)?)?;
     let make = || {
-        // NumPy gets the interface alone: the object may have a buffer as well, or return another interface each time.
+        // NumPy receives only the interface: the object may have a buffer as well, or return another interface each
+        // time.
         let fields = [("__array_interface__", interface.as_any()), ("object", object)].into_py_dict(py)?;
         let holder = py.import("types")?.getattr("SimpleNamespace")?.call((), Some(&fields))?;
         let array = py.import("numpy")?.call_method1("asarray", (holder,))?;

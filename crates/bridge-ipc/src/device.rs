@@ -1,10 +1,10 @@
 //! Memory of devices, and the order of the work on it across processes.
 //!
-//! A process has two streams of its own on each device: one for what it shares with others, one for what it has opened.
+//! A process creates two streams on each device: one for what it shares with others, one for what it has opened.
 //! Shared memory is read in the first stream, so that core's release makes the owner wait for what that stream waits for.
 //! Opened memory is owned by the second.
 //!
-//! The driver takes handles of streams unchecked. Functions here that take a stream are for this crate alone, and each
+//! The driver takes handles of streams unchecked. Only this crate can call functions here that take a stream, and each
 //! stream is alive: it is one of those two, which live as long as the process; or that of a tensor whose export the caller
 //! holds ([`DeviceBuffer`]); or one that the caller of an unsafe public function ([`Opened::keep_for`](crate::Opened),
 //! [`free`](crate::free)) guarantees.

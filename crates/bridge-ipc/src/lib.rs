@@ -1,9 +1,9 @@
 //! Tensors of one process in another: tickets, leases, and their memory.
 //!
 //! A process puts tensors of any framework into a [`Message`] and shares it through its [`Exporter`], for a [`Ticket`]:
-//! a line of text. Another process [`open`]s the ticket, and finds the tensors in place, for any framework of its own.
-//! The first process keeps the memory until the ticket has expired and every process that opened it has dropped the
-//! tensors or has ended.
+//! a line of text. Another process [`open`]s the ticket, and imports the tensors in place, in any framework that it
+//! uses. The first process keeps the memory until the ticket has expired and every process that opened it has dropped
+//! the tensors or has ended.
 //!
 //! ```
 //! use bridge_core::{HostOnly, Options, Ordering, transfer};
@@ -48,8 +48,8 @@
 //!
 //! # Who may open
 //!
-//! The socket lies in a folder that this user alone may enter, and a ticket has 128 random bits. The system says which
-//! user is at the other end, and both ends refuse all that are not named ([`process::configure`]). A process with a
+//! The socket lies in a folder that only this user may enter, and a ticket has 128 random bits. The system says which
+//! user is at the other end, and both ends refuse users that are not named ([`process::configure`]). A process with a
 //! ticket sees the tensors of its share, and nothing else of the process that shares.
 
 #[cfg(doctest)]

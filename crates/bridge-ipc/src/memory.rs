@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Writing {
-    /// Each may write, and sees its own writes alone: the kernel copies a page at the first write to it.
+    /// Each process may write, and sees only its own writes: the kernel copies a page at the first write to it.
     #[default]
     Private,
     /// None may write, the process that shares included. The kernel enforces it.
@@ -67,7 +67,7 @@ impl Mapping {
     }
 }
 
-/// Makes memory that can be shared, mapped for writing by this process alone.
+/// Makes memory that can be shared, mapped for writing only by this process.
 ///
 /// # Errors
 ///

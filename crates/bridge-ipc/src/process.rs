@@ -10,15 +10,15 @@ use std::sync::Arc;
 
 pub use crate::settings::users;
 
-/// The exporter of this process. A forked process makes one of its own: what its parent's exporter keeps belongs to the
+/// The exporter of this process. A forked process makes its own: what its parent's exporter keeps belongs to the
 /// parent.
 static EXPORTER: Own<Option<Arc<Exporter>>> = Own::new();
 
 /// Exporters whose socket was removed: other processes still have what they opened.
 static UNREACHABLE: Own<Vec<Arc<Exporter>>> = Own::new();
 
-/// Returns the exporter of this process, which the first call makes. A fork makes one of its own. Where the program has
-/// closed its descriptors, or removed its folder, there is a new one.
+/// Returns the exporter of this process, which the first call makes. A forked process makes its own. Where the program
+/// has closed its descriptors, or removed its folder, there is a new one.
 ///
 /// # Errors
 ///

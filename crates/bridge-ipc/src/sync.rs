@@ -54,7 +54,7 @@ mod real {
         };
         // SAFETY: the page was just mapped and holds nothing yet.
         unsafe { madvise(page, length, Advice::LinuxWipeOnFork).ok()? };
-        // SAFETY: the page is mapped, aligned and zero, stays mapped for good, and is used through this atomic alone.
+        // SAFETY: the page is mapped, aligned and zero, is never unmapped, and is used only through this atomic.
         Some(unsafe { &*page.cast::<AtomicU32>() })
     }
 

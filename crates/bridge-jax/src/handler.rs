@@ -255,7 +255,7 @@ fn stream(frame: &CallFrame) -> Result<Stream, Failure> {
     let error = unsafe { (api.stream_get)(&raw mut arguments) };
     if !error.is_null() {
         let mut arguments = xla::ErrorDestroy { struct_size: xla::ErrorDestroy::SIZE, extension: null_mut(), error };
-        // SAFETY: the caller owns the error, and destroys it here alone.
+        // SAFETY: the caller owns the error, and destroys it only here.
         unsafe { (api.error_destroy)(&raw mut arguments) };
         return Err(Failure(Code::Internal, "XLA names no stream of this run: please report this".into()));
     }

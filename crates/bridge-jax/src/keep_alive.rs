@@ -3,7 +3,7 @@
 //! A function of `jit` may overwrite the arrays that are donated to it (`donate_argnums`), and on a GPU that includes
 //! views of imported memory. XLA donates no buffer that has an external reference, which an export holds: it refuses
 //! the call on a GPU, and copies on the host. So an imported array holds an export of itself, unless its memory is a
-//! copy, which belongs to it alone.
+//! copy, which belongs only to it.
 
 use crate::driver::on;
 use crate::runtime::Runtime;

@@ -16,7 +16,7 @@ const ALIGNMENT: usize = 64;
 /// How JAX's mode with 64 bits is enabled.
 const ENABLE: &str = "enable 64 bits with jax.config.update(\"jax_enable_x64\", True)";
 
-/// What JAX has in its mode with 64 bits alone: elsewhere its functions would silently convert such arrays.
+/// The dtypes that JAX has only in its 64-bit mode: elsewhere its functions would silently convert such arrays.
 const WIDE: &[DType] = &[DType::INT64, DType::UINT64, DType::FLOAT64, DType::COMPLEX128];
 
 /// Elements that jaxlib exports and imports.

@@ -218,7 +218,7 @@ fn threads_read_views_of_one_array_and_drop_them() {
     threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap().unwrap(), 276));
 }
 
-/// An allocator may align a vector of complex numbers to the parts of one alone.
+/// An allocator may align a vector of complex numbers only to the parts of one.
 #[test]
 fn complex_numbers_are_aligned_as_their_parts() {
     let parts: Vec<f64> = (0..9).map(f64::from).collect();

@@ -37,7 +37,7 @@ impl<'py> NumPy<'py> {
         Ok(Self { py, runtime: Runtime::fast(py)? })
     }
 
-    /// As [`new`](Self::new), through the array interface alone, as with a NumPy whose C API is not as expected.
+    /// As [`new`](Self::new), but only through the array interface, as with a NumPy whose C API is not as expected.
     ///
     /// # Errors
     ///

@@ -33,7 +33,7 @@
 //!
 //! # On a CUDA device
 //!
-//! ONNX Runtime shows no stream of its own, so that work of others cannot be ordered with it. It takes one: create a
+//! ONNX Runtime does not expose its stream, so other work cannot be ordered with it. It accepts one: create a
 //! stream, pass it to the CUDA provider (`ort::ep::CUDA::with_compute_stream`) and to [`Ort::with_compute_stream`]. A
 //! tensor that comes in is then ready in that stream, after the kernels of its producer, and a tensor that goes out is
 //! ready after the session's. By default a run also waits for the device at its end;

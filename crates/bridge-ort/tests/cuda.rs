@@ -50,7 +50,7 @@ struct Sides {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// Work of some milliseconds in one stream. Its memory is for that stream alone: `cudarc` orders streams that share
+/// Work of some milliseconds in one stream. Only that stream uses its memory: `cudarc` orders streams that share
 /// any.
 struct Delay {
     stream: Arc<CudaStream>,

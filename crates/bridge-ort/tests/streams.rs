@@ -1,4 +1,4 @@
-//! The order of streams, without a device: addresses that nothing reads, and an ordering that writes down what it is asked.
+//! The order of streams, without a device: addresses that nothing reads, and an ordering that records its calls.
 
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Export, Layout,

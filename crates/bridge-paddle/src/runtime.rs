@@ -131,7 +131,7 @@ impl Runtime {
 /// A module that TensorFlow imports to open its libraries for the whole process, unless a program prevents it.
 const OPENS_GLOBALLY: &str = "tensorflow.python.pywrap_dlopen_global_flags";
 
-/// Refuses to import Paddle where its libraries would find TensorFlow's protobuf in the place of their own, and crash.
+/// Refuses to import Paddle where its libraries would find TensorFlow's protobuf instead of theirs, and crash.
 fn refuse_late_import(py: Python<'_>) -> Result<()> {
     let look = || -> PyResult<bool> {
         let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;

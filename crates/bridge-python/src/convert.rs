@@ -202,8 +202,8 @@ takes_keywords! {
     ///
     /// Notes
     /// -----
-    /// Arrays of JAX do not change: do not write to ``x`` while JAX uses the result. JAX computes on the host in threads
-    /// of its own, and may read ``x`` after a function has returned: wait for what it returned with
+    /// Arrays of JAX do not change: do not write to ``x`` while JAX uses the result. JAX computes on the host in its
+    /// own threads, and may read ``x`` after a function has returned: wait for what it returned with
     /// ``jax.block_until_ready`` before you write to ``x``, or pass ``copy=True``.
     ///
     /// Examples

@@ -275,7 +275,7 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// dtype : str or dtype, optional
 ///     As for ``copy``. Each call casts.
 /// check : bool, optional
-///     Whether each call looks at every tensor. With ``False`` it looks at the storages of PyTorch's tensors alone, once
+///     Whether each call looks at every tensor. With ``False`` it looks only at the storages of PyTorch's tensors, once
 ///     each: then the tensors must stay the views that they are, and arrays of NumPy must not be resized
 ///     (``refcheck=False``).
 ///

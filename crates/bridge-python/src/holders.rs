@@ -1,5 +1,5 @@
-//! Objects that are neither tensors nor containers: they pass through, but not with a tensor in them, which would stay
-//! what it is without an error. The attributes of a container are such objects, too.
+//! Objects that are neither tensors nor containers: they pass through, but not with a tensor in them, which would
+//! stay unconverted without an error. The attributes of a container are such objects, too.
 
 use crate::containers::{Contents, Kind, Step, attributes, is_builtin, is_plain, raised};
 use crate::frameworks::{adapter_of, advice_for_holder, seen};

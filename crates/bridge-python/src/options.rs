@@ -33,7 +33,7 @@ impl<'py> Keywords<'_, 'py> {
             return Ok(x.clone());
         }
         let py = x.py();
-        // Of the frameworks that the package knows, PyTorch alone has this attribute.
+        // Of the frameworks that the package knows, only PyTorch has this attribute.
         let detach = || match x.getattr_opt(intern!(py, "requires_grad"))? {
             Some(tracked) if tracked.is_truthy()? => x.call_method0(intern!(py, "detach")),
             _ => Ok(x.clone()),
@@ -199,7 +199,7 @@ pub(crate) fn target<'a, 'py>(
     out.ok_or_else(|| into_python(others.py(), Error::new(ErrorKind::NotATensor, text())))
 }
 
-/// Defines functions of Python that take the keywords of conversions after tensors or names of their own.
+/// Defines functions of Python that take the keywords of conversions after their own tensors or names.
 macro_rules! takes_keywords {
     ($($(#[$about:meta])* fn $name:ident($($argument:ident),+; $keywords:ident) $body:block)+) => {
         /// Adds the functions to the module.

@@ -6,7 +6,7 @@
 //! | folder | contents |
 //! |---|---|
 //! | `runtime` | [`Runtime`]: a TensorFlow of either series, its libraries, dtypes, tensors, kernels and streams |
-//! | `graph` | [`GraphEdges`] imports tensors to be fed to graphs and exports fetched ones, under handles and through two operations of its own; [`Session`] runs a frozen graph or a [`SavedModel`] without Python |
+//! | `graph` | [`GraphEdges`] imports tensors to be fed to graphs and exports fetched ones, under handles and through two operations that it registers; [`Session`] runs a frozen graph or a [`SavedModel`] without Python |
 //! | `eager` | eager tensors of 2.x: [`Eager`], without Python, and with the feature `python` `TensorFlow2`, for Python objects |
 //!
 //! `graph` and `eager` import from `runtime`, and nothing from each other. Within a folder, the module documentation

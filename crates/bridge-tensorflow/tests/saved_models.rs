@@ -1,4 +1,4 @@
-//! Saved models, in the real TensorFlow of their own series and without Python.
+//! Saved models, in the real TensorFlow of their series and without Python.
 
 mod installed;
 

@@ -59,7 +59,7 @@ impl Plain {
     }
 }
 
-/// Numbers of its own, or a view of imported ones.
+/// An array that owns its numbers, or a view of imported ones.
 enum View {
     Own(usize),
     Of(Box<Lease>),

@@ -135,7 +135,7 @@ pub(crate) struct Access {
     storage: usize,
     /// From a `StorageImpl` to its flags.
     flags: usize,
-    /// Those that change when access is refused, and what they are before.
+    /// The flags that change when access is refused, and their values before.
     mask: usize,
     given: usize,
 }

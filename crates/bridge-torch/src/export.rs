@@ -149,7 +149,7 @@ fn origin<'py>(
     Ok(Origin::new(Some(stream), reuse).within(allocation))
 }
 
-/// Refuses tensors without memory of their own.
+/// Refuses tensors that have no memory.
 pub(crate) fn plain(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
     let refused = |text| Err(Error::new(ErrorKind::NotATensor, text));
     let raised = |error| raised(tensor.py(), error);

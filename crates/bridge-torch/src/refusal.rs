@@ -14,7 +14,7 @@ const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor
     another transform of torch.func wraps, such as vmap, grad and jvp): pass a .clone() of a ZeroTensor, or convert \
     outside of the transform";
 
-/// Subclasses of PyTorch without memory of their own, and the call that returns what they stand for.
+/// Subclasses of PyTorch that have no memory, and the call that returns a tensor with the same values.
 const SUBCLASSES: &[(&str, &str)] = &[
     ("DTensor", "call .full_tensor(), which gathers all of it, or .to_local() for the part of this process"),
     ("AsyncCollectiveTensor", "call .wait(), which returns the result"),

@@ -20,7 +20,7 @@ pub(crate) struct Runtime {
     pub(crate) consumer: Arc<TorchConsumer>,
     tensor: Py<PyType>,
     parameter: Py<PyType>,
-    /// `torch.Tensor.__torch_dispatch__`: a subclass that overrides it may have no memory of its own.
+    /// `torch.Tensor.__torch_dispatch__`: a subclass that overrides it may have no memory.
     dispatch: Py<PyAny>,
     /// Parameters and buffers of lazy modules, which have no shape yet.
     uninitialized: Py<PyAny>,

@@ -1,5 +1,6 @@
-//! Programs that must not compile, each beside one that does and differs in a line. They are compiled as documentation
-//! tests, and are nowhere in the documentation. A nightly toolchain also compares the codes of the errors.
+//! Programs that must not compile, each next to one that compiles and differs in one line. They are compiled as
+//! documentation tests, and are nowhere in the documentation. A nightly toolchain also compares the codes of the
+//! errors.
 
 /// Makes two documentation tests of a program: with the line that is right, and with the line that must fail with
 /// this error.
@@ -100,7 +101,7 @@ misuse! {
 }
 
 /// Makes two documentation tests of a call that takes a stream: safe code can keep a stream longer than it lives, so the
-/// call compiles in `unsafe` alone.
+/// call compiles only in `unsafe`.
 macro_rules! alive {
     (in $before:literal; $($name:ident: $call:literal;)*) => {
         $(

@@ -10,7 +10,7 @@ use tensors::Tensors;
 #[test]
 fn matrices_are_certified() {
     let (matrices, reference) = (HostSubject::new(Matrices::default(), Tensors), NdArraySubject::default());
-    // In processes of their own: a fault that ends a process ends in a report, too.
+    // Each pair runs in a separate process: a fault that crashes it ends in a report, too.
     let reports = Config::default().certify_apart("matrices_are_certified", &matrices, &reference);
     reports.iter().for_each(PairReport::assert_passed);
     for report in reports {

@@ -155,8 +155,8 @@ impl CudarcSubject {
         Arc::clone(self.current.borrow().stream())
     }
 
-    /// Launches a kernel over the elements of an array, in the current stream. An array holds its last work in a stream
-    /// of its own: the current one waits for it, and is waited for.
+    /// Launches a kernel over the elements of an array, in the current stream. An array records its last work in a
+    /// separate stream: the current one waits for that, and that waits for the current one.
     fn launch(&self, kernel: &CudaFunction, array: &DeviceArray, compact: sys::CUdeviceptr, byte: u8) -> Result<()> {
         const THREADS: u32 = 256;
         const MOST_BLOCKS: usize = 1 << 16;

@@ -62,8 +62,8 @@ impl Tensor {
     }
 
     /// Returns a managed tensor that shares the memory, with its strides. It says whether the memory is read-only. A copy,
-    /// and memory that the adapter has allocated, are marked as the consumer's alone (`IS_COPIED`) where no other tensor
-    /// shares them.
+    /// and memory that the adapter has allocated, are marked as owned only by the consumer (`IS_COPIED`) where no other
+    /// tensor shares them.
     pub fn into_managed(self) -> versioned::Dlpack {
         self.managed()
     }
@@ -93,7 +93,7 @@ impl Tensor {
     fn managed<M: ManagedTensorBase>(self) -> Managed<M> {
         let mut flags = DlpackFlags::empty();
         flags.set(DlpackFlags::READ_ONLY, self.access().forbids_writes());
-        // A copy that other tensors share is not the consumer's alone.
+        // A copy that other tensors share does not belong only to the consumer.
         let copied = match &*self.0 {
             Held::Own(_) => false,
             Held::Fresh(_) => true,

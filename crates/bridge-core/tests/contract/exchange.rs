@@ -51,7 +51,7 @@ fn converted(recorder: &Arc<Recorder>, paper: Paper) -> Tensor {
     transfer(&office, &dlpack, &Item::Own(paper), &ordering(recorder), &Options::default()).expect("it converts").0
 }
 
-/// Returns whether a consumer is told that the memory is its alone.
+/// Returns whether the lease says that the memory belongs only to the consumer.
 fn is_alone(tensor: Tensor) -> bool {
     let managed = tensor.into_managed();
     managed.flags().contains(DlpackFlags::IS_COPIED)

@@ -75,7 +75,7 @@ fn the_memory_has_the_order_that_was_asked_for() {
         scene.options.order = Some(order);
         let (converted, events) = scene.convert();
         assert_eq!(events.contains(&launched(FRESH, Some(READER))), filled, "{order}");
-        // The producer's own copy is row-major, and the consumer's would be: a column-major one has memory of its own.
+        // The producer's own copy is row-major, and the consumer's would be: a column-major one has its own memory.
         let by = converted.expect("it converts").1.copied_by;
         assert!(by == Some(CopiedBy::Kernels) || (order, filled) == (Order::RowMajor, false), "{order}");
     }

@@ -132,7 +132,7 @@ fn no_lie_of_an_adapter_touches_memory_that_was_not_exported() {
     }
 }
 
-/// Hands on what it is offered, and returns how the taker refuses it: its profile promises more than that of the taker.
+/// Passes its offer on to a taker, and returns the taker's refusal: its profile promises more than the taker's.
 struct Broker<'a> {
     profile: Profile,
     taker: &'a Liar,

@@ -67,7 +67,7 @@ fn memory_that_other_streams_may_use_waits_for_all_work_of_the_device() {
         // What is known is ordered in the streams as well, so that the owner sees what those readers wrote.
         let known = [Ordered(READER, OWNER), Ordered(OTHER, OWNER)];
         assert_eq!(setup.events(), [&known[..], &[ReleasedAfterAllWork(OWNER), Dropped]].concat(), "{reuse:?}");
-        // A view that is used in the owner's stream alone, as far as is known.
+        // A view that is used only in the owner's stream, as far as is known.
         *setup.to.side.current.lock().unwrap() = Some(OWNER);
         drop(setup.convert(Paper { reuse, ..setup.paper() }));
         assert_eq!(setup.events(), [ReleasedAfterAllWork(OWNER), Dropped], "{reuse:?}");

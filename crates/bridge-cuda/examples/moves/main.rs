@@ -1,5 +1,5 @@
 //! Speed of moves between the host and a CUDA device, without any framework: staged moves from and to pageable memory,
-//! mapped already or fresh, beside one copy from and to pinned memory.
+//! mapped already or fresh, compared with one copy from and to pinned memory.
 //!
 //! ```sh
 //! cargo run --release -p truebridge-cuda --example moves

@@ -1,4 +1,4 @@
-//! What costs time in a move: the link in pieces, the host alone, and moves that are cut in other ways.
+//! What costs time in a move: the link in pieces, only the host's part, and moves that are cut differently.
 
 use crate::model::Model;
 use crate::{GPU, STREAM, allocate, finish, moved, timed};

@@ -81,7 +81,7 @@ impl<'a> Trial<'a> {
     /// The figures of [`Copier`](crate::copy::Copier).
     pub const USUAL: Cuts = CUTS;
 
-    /// Returns moves with staging of their own, which stays allocated.
+    /// Returns moves that own their staging buffers, which stay allocated.
     pub const fn new(link: &'a dyn Link, cuts: Cuts) -> Self {
         Self { link, pool: Pool::new(&cuts), lanes: Lanes::new(), cuts }
     }

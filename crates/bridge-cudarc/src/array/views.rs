@@ -148,7 +148,7 @@ impl<'a, T: Element> Writing<'a, T> {
 
     /// Returns the view.
     pub fn view(&mut self) -> CudaViewMut<'_, T> {
-        // SAFETY: the slice lives as long as this guard, which alone uses it.
+        // SAFETY: the slice lives as long as this guard, and only the guard uses it.
         let slice = unsafe { self.slice.as_mut() };
         // SAFETY: the elements are of this type.
         unsafe { slice.transmute_mut(self.array.layout().numel()) }.expect("the slice has all of their bytes")

@@ -185,7 +185,7 @@ impl Fences {
     /// # Errors
     ///
     /// [`ErrorKind::Protocol`] for a word that is not the other end's or not that of the device, and for a value that
-    /// no count reaches. An exporter numbers the devices, so its words alone may be new, and one with the value 0 is
+    /// no count reaches. An exporter numbers the devices, so only its words may be new, and one with the value 0 is
     /// reached.
     pub(super) fn wait(&mut self, at: &At, word: usize, value: u64) -> Result<()> {
         let number = word / 2;

@@ -1,4 +1,4 @@
-//! Another process: this test program again, which does what it is told, line by line.
+//! Another process: this test program again, which carries out commands, line by line.
 
 use super::{LONG, PATIENCE, host, share};
 use bridge_core::{Adapter, ErrorKind, Options, Result, transfer};
@@ -20,7 +20,7 @@ fn ndarray() -> NdArray {
     unsafe { NdArray::new() }
 }
 
-/// Set in a process that runs one test alone.
+/// Set in a process that runs only one test.
 const ALONE: &str = "TRUEBRIDGE_TEST_ALONE";
 
 /// Names the folder of the child's own exporter.
@@ -201,7 +201,7 @@ fn obey(
         }
         // Leaves a fork, which has open what this process has, until no more lines come.
         "fork" => {
-            // SAFETY: the child calls functions of the system alone, and ends.
+            // SAFETY: the child calls only functions of the system, and exits.
             if unsafe { libc::fork() } == 0 {
                 let mut byte = 0u8;
                 // SAFETY: the pointer is to one byte.

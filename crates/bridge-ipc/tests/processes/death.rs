@@ -292,7 +292,7 @@ fn what_is_passed_on_in_another_order_is_copied() {
 fn memory_that_all_may_write_to_is_mapped_once() {
     let folder = Folder::new();
     let exporter = folder.exporter(Limits::default());
-    // SAFETY: the memory is used on this thread alone.
+    // SAFETY: the memory is used only on this thread.
     let ipc = unsafe { Ipc::new() };
     let ticket = share(&exporter, vec![1, 2, 3], Writing::Shared, LONG).unwrap();
     let (one, other) = (open(&ticket).unwrap(), open(&ticket).unwrap());

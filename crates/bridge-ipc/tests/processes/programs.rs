@@ -130,7 +130,7 @@ impl Program<'_> {
         let options = Options::default().with_permute(permutation).with_copy(copy).with_order(order);
         let writing = writing[self.random.below(4)];
         match tensor.converted(self.exporter, writing, &options) {
-            // Private memory has its first elements of the other, and writes of its own.
+            // Private memory begins with the other process's elements, and keeps its own writes.
             Ok((converted, copied)) if copied || writing == Some(Writing::Private) => {
                 self.live.push((converted, model.permuted(&axes).copied()));
             }

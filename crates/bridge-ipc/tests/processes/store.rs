@@ -287,7 +287,7 @@ fn a_store_refuses_a_ticket_that_opens_nothing() {
     assert_eq!(writer.list().unwrap(), []);
 }
 
-/// A process that shares and does not answer holds up its own connection alone.
+/// A process that shares and does not answer delays only its own connection.
 #[test]
 fn a_slow_process_does_not_hold_up_others() {
     let store = Store::new(1 << 20);

@@ -85,7 +85,7 @@ pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
 /// Converts core's error to the built-in exception that fits, with the framework's own exception as its cause. An
 /// interrupt that is the cause is returned itself.
 ///
-/// For extension modules that are written with pyo3. The Python package raises classes of its own.
+/// For extension modules that are written with pyo3. The Python package raises its own classes.
 #[cold]
 pub fn exception(py: Python<'_>, error: Error) -> PyErr {
     let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>()).map(|cause| cause.clone_ref(py));

@@ -65,7 +65,7 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
         Ok((exported.layout().numel() > 0).then(|| (exported.device(), exported.data())))
     }
 
-    /// Returns what [`is_still`](Self::is_still) compares a tensor with later, beside what was exported as `exported`.
+    /// Returns what [`is_still`](Self::is_still) later compares a tensor with, in addition to its export, `exported`.
     /// The default is nothing.
     fn fingerprint(&self, tensor: &PyTensor<'py>, exported: &bridge_core::Export) -> Fingerprint {
         let _ = (tensor, exported);

@@ -44,8 +44,8 @@ unsafe impl Sync for Reference {}
 
 impl Drop for Reference {
     fn drop(&mut self) {
-        // SAFETY: the reference was taken in `PyOwner::new` and is released here alone. The guard holds the GIL,
-        // because `new` has opened the way into the interpreter.
+        // SAFETY: the reference was taken in `PyOwner::new` and is released only here. The guard holds the GIL,
+        // because `new` has checked that the interpreter runs.
         unsafe { Py_DecRef(self.0.as_ptr()) };
     }
 }

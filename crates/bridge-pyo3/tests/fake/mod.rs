@@ -1,4 +1,4 @@
-//! An interpreter for tests: a mutex as the GIL, and capsules alone as objects. Python knows the threads that called
+//! An interpreter for tests: a mutex as the GIL, and capsules as the only objects. Python knows the threads that called
 //! [`know`], and any other while it holds the GIL.
 
 use bridge_pyo3::interpreter::Functions;

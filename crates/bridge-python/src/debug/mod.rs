@@ -166,8 +166,7 @@ fn constant(exported: &Export) -> Option<u64> {
     Some(hash.finish())
 }
 
-/// Overwrites memory that this keep-alive alone owns, and gives it back. Next to the keep-alive is what keeps the
-/// stream.
+/// Overwrites memory that only this keep-alive owns, and releases it. The second keep-alive is the stream's.
 fn overwrite(
     keep_alive: (KeepAlive, Option<Keep>),
     bytes: Range<usize>,

@@ -51,7 +51,7 @@ pub(crate) struct Node<'a> {
     /// Lists with one string.
     pub(crate) strings: &'a [(&'a CStr, &'a str)],
     pub(crate) device: Option<&'a CStr>,
-    /// An output of an operation whose device it has to share.
+    /// An output of the operation with which it must be colocated.
     pub(crate) beside: Option<TF_Output>,
 }
 

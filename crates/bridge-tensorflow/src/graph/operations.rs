@@ -66,7 +66,7 @@ struct Output<const ON_GPU: bool>;
 impl<const ON_GPU: bool> Kernel for Output<ON_GPU> {
     const ATTRIBUTE: Option<&CStr> = Some(c"outlived");
 
-    /// A number of its own, 0 if its tensors are kept when the instance is destroyed, or [`EAGER`].
+    /// A unique number, 0 if its tensors are kept when the instance is destroyed, or [`EAGER`].
     fn instance(outlived: i32) -> u64 {
         match outlived {
             0 => external::unique(),

@@ -37,7 +37,7 @@ impl External {
 impl Session {
     /// Runs the graph once. Every input has to be fed, by its name or its key in a signature; the outputs are returned
     /// in the order of their declaration, in memory that nothing else has: in place if a kernel has computed them, and
-    /// otherwise as copies of what they are at the end of the run.
+    /// otherwise as copies of their values at the end of the run.
     ///
     /// # Errors
     ///
@@ -191,7 +191,6 @@ mod tests {
                 let expected = [3.0f32, 1.0, 3.0].map(|number| vec![number; 16]);
                 assert!(results.iter().map(|value| numbers(value)).eq(expected));
                 drop(fed);
-                // One of its own.
                 let [value] = <[_; 1]>::try_from(recorded(runtime, &["y:0"]).1).ok().unwrap();
                 let start = value.bytes.start;
                 let value = result(value);

@@ -24,7 +24,7 @@ pub struct SavedModel {
     signatures: BTreeMap<String, Signature>,
 }
 
-/// What a saved model computes under a name: tensors of its graph, by names of their own.
+/// What a saved model computes under a name: tensors of its graph, each by a name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Signature {
     inputs: Vec<Endpoint>,

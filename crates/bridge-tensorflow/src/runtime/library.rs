@@ -143,7 +143,7 @@ impl Libraries {
             })
         };
         let open = match series {
-            // SAFETY: as above. It calls Python's functions from its Python module alone, which is not used here.
+            // SAFETY: as above. Only its Python module calls Python's functions, and that is not used here.
             Series::One => vec![unsafe { stub::load(&folder.join(names[1])) }?],
             Series::Two => names[..required].iter().map(open).collect::<Result<_>>()?,
         };

@@ -132,7 +132,7 @@ const PAGE: u64 = 4096;
 pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
     let missing = |text: String| Error::new(ErrorKind::Missing, format!("{} cannot be loaded: {text}", path.display()));
     if !cfg!(target_arch = "x86_64") {
-        return Err(missing("TensorFlow 1.x is made for x86-64 alone".into()));
+        return Err(missing("TensorFlow 1.x exists only for x86-64".into()));
     }
     if path.as_os_str().as_bytes().contains(&b'$') {
         return Err(missing("the dynamic loader expands a $ in a path: move the folder".into()));

@@ -108,7 +108,7 @@ impl Runtime {
     /// As for [`Tch::set_current_stream`](super::Tch::set_current_stream).
     pub(crate) unsafe fn set_current_stream(&self, device: Device, stream: Stream) -> Result<()> {
         let streams = self.consumer.streams(device)?;
-        // libtorch knows the legacy stream by the handle 0 alone.
+        // libtorch knows the legacy stream only by the handle 0.
         let handle = if stream == Stream::LEGACY { 0 } else { stream.handle() };
         // SAFETY: the caller's obligation.
         match unsafe { (streams.set_current)(ptr::with_exposed_provenance_mut(handle as usize), device.index) } {

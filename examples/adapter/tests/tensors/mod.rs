@@ -5,7 +5,7 @@ use bridge_core::{DType, Device, Result};
 use matrices::Matrix;
 use std::ptr;
 
-/// What the suite needs of matrices beside their adapter.
+/// What the suite needs of matrices in addition to their adapter.
 #[derive(Debug)]
 pub struct Tensors;
 

@@ -118,7 +118,7 @@ pub(crate) mod exact {
     }
 
     /// Values between which another number becomes the nearest: all numbers of the small dtypes, the middles between
-    /// two, and the values of float32 beside both.
+    /// two, and the values of float32 next to both.
     fn borders() -> Vec<f32> {
         let mut all = Vec::new();
         for dtype in [DType::FLOAT16, DType::BFLOAT16, DType::FLOAT8_E4M3FN, DType::FLOAT8_E5M2] {

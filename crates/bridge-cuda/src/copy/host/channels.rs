@@ -39,7 +39,7 @@ fn join<U: Unit>(channels: usize) -> Kernel {
     }
 }
 
-/// From `C` adjacent channels to channels of their own.
+/// From `C` adjacent channels to separate channels.
 struct Split<U, const C: usize>(PhantomData<U>);
 
 impl<U: Unit, const C: usize> Loops for Split<U, C> {
@@ -63,7 +63,7 @@ impl<U: Unit, const C: usize> Loops for Split<U, C> {
     }
 }
 
-/// From channels of their own to `C` adjacent channels.
+/// From separate channels to `C` adjacent channels.
 struct Join<U, const C: usize>(PhantomData<U>);
 
 impl<U: Unit, const C: usize> Loops for Join<U, C> {

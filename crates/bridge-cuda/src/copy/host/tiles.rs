@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use vectors::{Bytes, Doubles, Halves, Words};
 
-/// A vector of `N` units. One unit alone is a vector as well.
+/// A vector of `N` units. A single unit is a vector, too.
 pub(super) trait Lanes<const N: usize>: Copy {
     /// Reads a vector.
     ///

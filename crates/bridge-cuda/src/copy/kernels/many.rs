@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// With fewer pieces the upload of a table takes longer than their launches.
 const FEWEST: usize = 8;
 
-/// Makes many copies on one device: those that suit a table in one launch, casts in another one, the others in launches
-/// of their own.
+/// Makes many copies on one device: those that suit a table in one launch, casts in another one, and each of the
+/// others in a separate launch.
 ///
 /// # Errors
 ///

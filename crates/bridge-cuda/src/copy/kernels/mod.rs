@@ -92,7 +92,7 @@ unsafe fn one(piece: &Piece<'_>, stream: Stream) -> Result<()> {
     Ok(())
 }
 
-/// Launches a kernel without shared memory of its own.
+/// Launches a kernel without dynamic shared memory.
 ///
 /// # Safety
 ///

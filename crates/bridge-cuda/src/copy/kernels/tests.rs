@@ -178,7 +178,7 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
         (DType::UINT8, &[515, 251], &[1, 0], Shifted1),
         (DType::UINT8, &[32, 12, 20], &[2, 1, 0], Words1),
         (DType::FLOAT16, &[63, 65, 67], &[2, 1, 0], Shifted2),
-        // One tile more than the length alone takes: the last word of a row may begin in it.
+        // One tile more than the length needs: the last word of a row may begin in it.
         (DType::FLOAT16, &[7812, 33], &[1, 0], Shifted2),
         (DType::COMPLEX128, &[300, 40], &[1, 0], Tile16),
         // An image of three channels, transposed; pixels of six bytes.

@@ -51,7 +51,7 @@ pub(super) struct Wired<'a> {
 }
 
 impl Wired<'_> {
-    /// Returns the copy that the device makes, between its side and the bytes that move, at this address of its own. It
+    /// Returns the copy that the device makes, between its side and the bytes that move, which lie at `address`. It
     /// also changes the elements. Of two devices it is that of the source.
     pub fn on_device(&self, address: usize) -> Piece<'_> {
         let Piece { from, to, .. } = self.piece;
@@ -61,7 +61,8 @@ impl Wired<'_> {
         }
     }
 
-    /// Returns the copy of the other side, of the host or of a target on another device, at this address of its own.
+    /// Returns the copy of the other side, of the host or of a target on another device, with the bytes that move at
+    /// `address`.
     pub fn on_other(&self, address: usize) -> Piece<'_> {
         let Piece { from, to, .. } = self.piece;
         let (from, to) = match is_host(from.device) {

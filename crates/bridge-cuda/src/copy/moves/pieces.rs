@@ -125,7 +125,8 @@ impl Bytes<'_> {
             prefer_huge_pages(ptr::with_exposed_provenance_mut(host), self.nbytes);
         }
         if pieces.threads > 1 {
-            // Threads that wait for their first piece keep their cores busy. So one waits alone for earlier work.
+            // Threads that wait for their first piece keep their cores busy. So one thread waits by itself for earlier
+            // work.
             wait(self.link, (self.device, self.stream))?;
         }
         let coming = Coming::default();

@@ -263,7 +263,7 @@ fn every_failure_is_an_error_and_the_next_move_works() {
 fn a_move_tells_how_far_it_is_and_what_hears_it_may_end_it() {
     let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     let source = numbers(6 * PIECE + 123, 3);
-    // On one thread every piece is told. Of several threads one tells, and may have no piece.
+    // One thread reports every piece. Of several threads only one reports, and it may have no piece.
     let alone = |cut| Cut { threads: 1, ..cut };
     let alone = Cuts { down: alone(CUTS.down), up: alone(CUTS.up), ..CUTS };
     for (cuts, (from, to)) in [&alone, &CUTS].into_iter().flat_map(|cuts| DIRECTIONS.map(|direction| (cuts, direction)))

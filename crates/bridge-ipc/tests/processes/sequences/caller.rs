@@ -38,8 +38,8 @@ fn opens(ticket: &bridge_ipc::Ticket, is_forged: bool) -> String {
     format!(r#"{{"do":"open","share":{},"token":{token}}}"#, ticket["share"])
 }
 
-/// Asks and returns as it should, but for the channel, and now and then leaves what it is told unread. As long as it has kept to the
-/// protocol, each answer is that of its question.
+/// Opens and returns tickets by the protocol, except for the channel's mischief, and sometimes leaves answers unread.
+/// As long as it has kept to the protocol, each answer is that of its question.
 fn calls(mut channel: Channel, random: &mut Random, beside: &Beside) {
     let (mut number, mut asked, mut bytes) = (0, VecDeque::new(), Vec::new());
     let (mut files, mut leases, reads) = (VecDeque::new(), Vec::new(), random.below(4) > 0);

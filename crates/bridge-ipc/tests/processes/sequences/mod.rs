@@ -40,7 +40,7 @@ const BYTES: usize = 64;
 /// The most kibibytes that the process grows by.
 const GROWTH: u64 = 96 << 10;
 
-/// A process of its own, in which files and memory are counted.
+/// Runs in a separate process, which counts its files and memory.
 #[test]
 fn any_sequence_is_survived() {
     let mut run = Command::new(std::env::current_exe().unwrap());

@@ -297,7 +297,7 @@ fn every_failure_is_an_error_and_the_next_tree_arrives() {
             let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
             let mut tree = rows(45, 100);
             if direction.1 == OTHER {
-                // One that moves alone, first.
+                // The first one is too large to be packed with others.
                 tree = Tree::new(&[vec![plain(2000)], vec![plain(300); 45]].concat());
             }
             sim.state().left = Some(left);
@@ -335,7 +335,7 @@ fn an_error_of_a_launch_names_the_piece_among_all() {
     }
     for direction in ALL {
         let (_one, sim, pool) = device();
-        // The first is moved alone.
+        // The first is moved by itself.
         let mut tree = Tree::new(&[vec![plain(2000)], vec![plain(50); 10]].concat());
         let failed = tree.moved(&Moves { on_device: third, ..packing(sim, &pool) }, sim, direction).unwrap_err();
         assert_eq!((failed.index, failed.error.kind()), (3, ErrorKind::CopyNeeded));
