@@ -26,7 +26,7 @@ def bits(tensor: Any) -> Any:
 
 
 def borders() -> np.ndarray:
-    """Return numbers between which another number of a small dtype becomes the nearest, and those beside them."""
+    """Return numbers between which another number of a small dtype becomes the nearest, and their neighbours."""
     all_ = []
     for dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
         count = 1 << 8 * dtype.itemsize - 1

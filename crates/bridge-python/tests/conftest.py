@@ -90,7 +90,7 @@ def beside_torch() -> Iterator[Warm]:
 
 @pytest.fixture
 def namespaces() -> list[str]:
-    """Return the command that starts a program in a mount and a PID namespace of its own, as containers do."""
+    """Return the command that starts a program in a new mount and PID namespace, as containers do."""
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*command, "true"], check=False).returncode != 0:
         pytest.skip("this user may make no namespaces")
@@ -99,7 +99,7 @@ def namespaces() -> list[str]:
 
 @pytest.fixture
 def uninterrupted() -> Iterator[None]:
-    """Keep the garbage collector, which takes 0.2 s beside these frameworks, out of a test that measures time."""
+    """Keep the garbage collector, which takes 0.2 s with these frameworks, out of a test that measures time."""
     gc.disable()
     yield
     gc.enable()

@@ -25,14 +25,14 @@ PATIENCE = 120
 #: Elements of a tensor that is not small.
 MANY = 1 << 16
 
-#: An address of this machine alone, which Ray does not replace, as it does 127.0.0.1, by one of the network.
+#: An address that only this machine reaches. Ray does not replace it by one of the network, as it does 127.0.0.1.
 LOOPBACK = "127.0.0.2"
 
 NAMES = tb.ray.register()
 
 
 class Actor:
-    """Runs what it is sent, returns it by a transport, and keeps what it shall."""
+    """Runs the functions that it receives, returns their results by a transport, and keeps some."""
 
     kept: Any = None
 

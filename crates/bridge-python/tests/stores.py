@@ -1,4 +1,4 @@
-"""A store in a process of its own, and processes that put into it and read, which are killed at random."""
+"""A store in a separate process, and processes that put into it and read, which are killed at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients through functions of another framework, compared with those of one framework alone."""
+"""Gradients through functions of another framework, compared with those of a single framework."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_writes_between_forward_and_backward_are_noticed() -> None:
         y.sum().backward()
     y = torch_function(tf.exp)(x)
     expected = 2 * y.detach()
-    y.mul_(2)  # A result is memory of its own: TensorFlow's tape keeps what it has computed.
+    y.mul_(2)  # A result has its own memory: TensorFlow's tape keeps what it has computed.
     y.sum().backward()
     assert torch.equal(x.grad, expected)
 

@@ -1,4 +1,4 @@
-"""Gradients between JAX and PyTorch or TensorFlow: those of differences, and those of one framework alone."""
+"""Gradients between JAX and PyTorch or TensorFlow: compared with differences, and with those of a single framework."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_writes_between_forward_and_backward_are_noticed() -> None:
         y.sum().backward()
     y = in_torch(jnp.exp)(x)
     expected = 2 * y.detach()
-    y.mul_(2)  # A result is memory of its own: the derivative of exp is computed from what JAX has.
+    y.mul_(2)  # A result has its own memory: the derivative of exp is computed from what JAX has.
     y.sum().backward()
     assert torch.equal(x.grad, expected)
 

@@ -336,7 +336,7 @@ def test_parameters_are_not_replaced() -> None:
     assert kind(lambda: module(torch.ones(2))) == kind(module.unshare) == "argument"
 
 
-# Functions of PyTorch inside a ``tf.function``: each run has a gradient of its own, in any order and on any thread.
+# Functions of PyTorch inside a ``tf.function``: each run has its own gradient, in any order and on any thread.
 
 
 cube = tf_function(lambda x: x**3, outputs=tf.TensorSpec([], tf.float32))

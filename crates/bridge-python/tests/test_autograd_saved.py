@@ -1,6 +1,6 @@
 """Modes in which PyTorch saves other tensors than it was given: no backward computes from later writes.
 
-JAX computes from what PyTorch has saved, so the gradient is that of PyTorch alone. The tape of TensorFlow has the
+JAX computes from what PyTorch has saved, so the gradient equals PyTorch's. The tape of TensorFlow has the
 memory itself, so a write to it is an error.
 """
 
@@ -100,7 +100,7 @@ def refused(call: Callable[[], Any]) -> None:
 
 
 def compared(of: str, run: Callable[[str | None], Any]) -> None:
-    """Check the gradients of JAX against those of PyTorch alone, and that TensorFlow refuses."""
+    """Check the gradients of JAX against those of PyTorch by itself, and that TensorFlow refuses."""
     if of == "jax":
         assert run("jax") == run(None)
     else:

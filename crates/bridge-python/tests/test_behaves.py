@@ -145,7 +145,7 @@ with tf.GradientTape() as tape:
 assert tape.gradient(y, constant).shape == (2, 3)
 """
 
-#: Processes of its own look at the frameworks, whichever the program has imported. Two are enough for what it says.
+#: Its own processes look at the frameworks, whichever the program has imported. Two are enough for what it says.
 MATRIX = """
 from truebridge import _doctor
 _doctor.ALL = {name: _doctor.ALL[name] for name in ("numpy", "torch")}

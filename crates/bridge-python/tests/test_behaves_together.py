@@ -108,7 +108,7 @@ def test_a_child_converts_and_ends_as_it_likes(end: str, beside_torch: Warm) -> 
     done = beside_torch.run(f"""
         import os, threading, warnings, numpy as np, torch, truebridge as tb
         from truebridge import processes
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads
         source, stop = torch.arange(4.0), threading.Event()
         view = tb.to_numpy(source)
         ticket = tb.share(np.arange(5))
@@ -228,7 +228,7 @@ def test_a_subinterpreter_is_refused_and_the_main_one_goes_on(order: str, config
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# Views and the package's own objects are copied and pickled as values, and subclasses cross as what they are.
+# Views and the package's objects are copied and pickled as values, and subclasses keep their class.
 
 
 def address(tensor: Any) -> int:
@@ -298,7 +298,7 @@ def test_equal_plans_say_the_same() -> None:
 
 
 class Named(torch.Tensor):  # type: ignore[misc]
-    """A subclass as people write them, with an attribute and a function of its own."""
+    """A subclass as people write them, with its own attribute and function."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
@@ -366,7 +366,7 @@ def tracked(call: Callable[[Any], Any]) -> Any:
     return torch.func.jvp(lambda x: (call(x), x.sum())[1], (torch.ones(2),), (torch.ones(2),))
 
 
-#: Tensors that hold no memory of their own, and classes whose memory is not their value: the call, the words.
+#: Tensors that hold no memory, and classes whose memory is not their value: the call, the words.
 REFUSED: dict[str, tuple[Callable[[Callable[[Any], Any]], Any], str]] = {
     "masked": (lambda call: call(np.ma.masked_array([1.0, 2.0], [0, 1])), "filled"),
     "masked without a mask": (lambda call: call(np.ma.masked_array([1.0, 2.0])), "filled"),

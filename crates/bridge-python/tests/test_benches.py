@@ -42,7 +42,7 @@ pytest.importorskip("torch")
 pytest.importorskip("tensorflow")
 
 
-# The bench has a floor, a row beside live views and one with threads for every pair.
+# The bench has a floor, and for every pair a row with live views and one with threads.
 
 
 def test_a_row_beside_views_and_one_with_threads(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_files_on_a_gpu(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("**/*.safetensors"))
 
 
-# The bench of fresh pages measures each setting in a process of its own, and judges what huge pages save.
+# The bench of fresh pages measures each setting in a separate process, and judges what huge pages save.
 
 
 def test_a_row_for_each_setting_and_size(tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_the_paths_are_measured_side_by_side(tmp_path: Path) -> None:
             # Nothing of this takes less than 100 ns.
             assert min(row["ours"], row["theirs"]) > 100 and row["by"]
             assert f"| {row['ours'] / 1000:,.1f} | {row['theirs'] / 1000:,.1f} |" in table
-    # TensorFlow 1.15 has no ways of its own here. Another process is one of Python 3.7.
+    # TensorFlow 1.15 has no methods to compare here. Another process is one of Python 3.7.
     assert {key[:2] for key in rows} == ({("torch", "tensorflow1")} if TENSORFLOW1 else set())
     assert all(row["theirs"] is None for row in rows.values())
     assert not list(tmp_path.glob("**/*.npy"))

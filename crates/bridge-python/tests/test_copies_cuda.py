@@ -277,7 +277,7 @@ def test_any_trees_are_cast(seed: int, count: int) -> None:
     random = np.random.default_rng([seed, count])
     to = list(DTYPES)[seed]
     pairs = [pair(random, to, "cuda") for _ in range(count)]
-    # Others beside them, which are copied.
+    # Other tensors between them, which are copied.
     integers = torch.randint(0, 100, (33, 65), device="cuda"), torch.zeros(33, 65, dtype=torch.int64, device="cuda")
     both = [*pairs, integers]
     tb.copy([source for source, _ in both], out=[target for _, target in both], dtype=to)

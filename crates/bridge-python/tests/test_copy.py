@@ -42,7 +42,7 @@ def test_any_view_is_copied_into_any_view(seed: int) -> None:
     target = base[(..., *(slice(1, 1 + 2 * length, 2) for length in source.shape))]
     assert tb.copy(source, out=target) is target
     np.testing.assert_array_equal(target, source)
-    # Nothing beside the target is written to.
+    # Nothing but the target is written to.
     expected = np.zeros_like(base)
     expected[tuple(slice(1, 1 + 2 * length, 2) for length in source.shape)] = source
     np.testing.assert_array_equal(base, expected)
@@ -208,7 +208,7 @@ def test_a_source_and_a_target_that_share_memory_are_refused() -> None:
 
 
 def test_a_copier_writes_no_more_than_copy_does() -> None:
-    """An object that is known by a protocol alone does not say that it may be written to: it may be one of JAX."""
+    """An object that is known only by a protocol does not say that it may be written to: it may be one of JAX."""
     jnp = pytest.importorskip("jax.numpy")
 
     array = jnp.ones(3)

@@ -317,7 +317,7 @@ def test_an_unchecked_copier_copies_views_as_they_were() -> None:
 
 
 def test_an_unchecked_copier_looks_at_each_storage() -> None:
-    """Every tensor has one of its own, and each is replaced in turn, in one of PyTorch's ways."""
+    """Every tensor has its own storage, and each is replaced in turn, by one of PyTorch's methods."""
 
     def emptied(tensor: Any) -> None:
         tensor.untyped_storage().resize_(0)
@@ -429,7 +429,7 @@ STRIDES = {ndim: [math.prod((2, 3, 2, 3, 2, 3)[d + 1 : ndim]) for d in range(ndi
 @pytest.mark.parametrize("ndim", STRIDES)
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_copier_notices_each_change_of_a_tensor(change: str, ndim: int, side: int) -> None:
-    """Five dimensions are in a tensor of PyTorch itself, and more beside it."""
+    """PyTorch stores up to five dimensions in the tensor itself, and more in a separate allocation."""
 
     def make(value: float) -> Any:
         memory = torch.full((4096,), value, dtype=torch.complex64)

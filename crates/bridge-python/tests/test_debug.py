@@ -24,7 +24,7 @@ from truebridge import debugging
 np: Any = pytest.importorskip("numpy")
 torch: Any = pytest.importorskip("torch")
 
-#: Elements of float32: enough for a block of its own.
+#: Elements of float32: enough for a separate block.
 LENGTH = 1000
 PLACE = ("torch", "cupy", "train.py", 7)
 

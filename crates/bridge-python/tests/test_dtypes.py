@@ -31,7 +31,7 @@ def stated(x: Any) -> str:
 
 
 class Spoken:
-    """A tensor known by DLPack alone, which states its dtype."""
+    """A tensor known only by DLPack, which states its dtype."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor, self.dtype = tensor, tensor.dtype
@@ -99,7 +99,7 @@ def test_a_result_has_the_dtype_that_the_source_states(source: str, target: Any)
                 try:
                     result = tb.convert(x, target)
                 except tb.BridgeError as error:
-                    # NumPy and PyTorch refuse with a BufferError of their own, as the array API has it.
+                    # NumPy and PyTorch raise a BufferError themselves, as the array API says.
                     assert error.kind == "dtype" or (error.kind, x is tensor) == ("refused", False), (name, x, error)
                     continue
                 assert stated(result) == name, (source, target, x is tensor)

@@ -142,7 +142,7 @@ def test_dtypes_of_less_than_a_byte_are_refused(name: str) -> None:
 
 
 def distributed() -> Any:
-    """Return a DTensor, in a group of this process alone."""
+    """Return a DTensor, in a group of only this process."""
     from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

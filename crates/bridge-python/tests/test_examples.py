@@ -106,7 +106,7 @@ def test_a_kernel_runs_after_the_work_in_the_frameworks_stream(name: str) -> Non
         assert float(result.min()) == float(result.max()) == 3.0 and result.shape == (count // 2,)
 
 
-# The extension module of examples/kernel over producers that are known by a protocol alone.
+# The extension module of examples/kernel over producers that are known only by a protocol.
 
 
 READ_ONLY = 1

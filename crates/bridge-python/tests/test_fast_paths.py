@@ -211,7 +211,7 @@ def test_every_kind_has_a_corpus_that_passes(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.skipif(not FUZZ.is_dir(), reason="the fuzzer runs from the sources")
 @pytest.mark.parametrize(("kind", "target", "count", "needs"), DRAWN)
 def test_drawn_cases(kind: str, target: str, count: int, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker is a process of its own: it has little memory for a file."""
+    """The worker is a separate process: it has little memory for a file."""
     pytest.importorskip(needs)
     draw_and_judge(kind, target, count, monkeypatch)
 

@@ -291,7 +291,7 @@ class Held:
 
 
 class Program:
-    """One thread's tensors. Each is used by one stream at a time, and ordered by handoffs alone."""
+    """One thread's tensors. Each is used by one stream at a time, and ordered only by handoffs."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -335,7 +335,7 @@ class Program:
             self.seen.append(((held.x == held.number).all(), what))
 
     def hand_over(self, held: Held) -> None:
-        """Convert a tensor to the other framework, for a stream of its own. The view before it is dropped."""
+        """Convert a tensor to the other framework, for any of its streams. The previous view is dropped."""
         to = self.rng.choice((held.stream, self.rng.randrange(len(self.streams))))
         x = another_path(held.x, self.rng)
         with tb.trace() if self.rng.random() < 0.05 else contextlib.nullcontext():

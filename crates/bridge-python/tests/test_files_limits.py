@@ -157,7 +157,7 @@ def child(program: str, *arguments: Any) -> None:
 
 
 def test_a_bomb_in_the_tree_takes_no_memory(tmp_path: Path) -> None:
-    """256 MiB in 256 KB: the child has 128 MiB beside what it has in use."""
+    """256 MiB in 256 KB: the child may use 128 MiB more than it has in use."""
     path = tmp_path / "x.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as written, written.open(TREE, "w") as member:
         for _ in range(4):
@@ -414,7 +414,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(suffix: str, tmp_path: Path)
     assert whole(path) == {1} and os.listdir(tmp_path) == [path.name]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root alone becomes another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_folder_of_another_user(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / "folder" / f"x{suffix}"
     path.parent.mkdir()
@@ -488,5 +488,5 @@ def test_a_save_that_is_killed_leaves_a_whole_file(suffix: str, tmp_path: Path) 
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert len(whole(path)) == 1
-        # What was under way stays beside it, hidden: a file of this package, of safetensors, or of both.
+        # An unfinished write stays next to it, hidden: a file of this package, of safetensors, or of both.
         assert all(name == path.name or name.startswith(".") for name in os.listdir(tmp_path))

@@ -259,7 +259,7 @@ t = tb.to_torch(x{keywords})
 fine(t), fine(t[2:])
 {write}
 found(t), found(t[2:]), found(t.detach())
-# What was made before it is as it was, and memory of its own is not concerned.
+# What was made before it is as it was, and separate memory is not concerned.
 fine(t.clone()), fine(tb.to_torch(make(){keywords}))
 """
     )

@@ -41,7 +41,7 @@ def long(x: Any) -> Any:
 
 
 def settle() -> None:
-    """Wait until what JAX has computed from is dropped, which it does on threads of its own."""
+    """Wait until what JAX has computed from is dropped, which it does on its own threads."""
     gc.collect()
     jnp.ones(1).block_until_ready()
 
@@ -313,7 +313,7 @@ def test_what_cannot_be_converted_is_refused_with_advice(what: str) -> None:
 
 
 def program(text: str, **environment: str) -> str:
-    """Run a program in a process of its own. Return what it prints."""
+    """Run a program in a separate process. Return what it prints."""
     command = [sys.executable, "-c", textwrap.dedent(text)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **environment}

@@ -1,4 +1,4 @@
-"""JAX on a CUDA device beside PyTorch: what waits for what, also in JAX's own copies, and what is kept how long."""
+"""JAX on a CUDA device with PyTorch: what waits for what, also in JAX's own copies, and what is kept how long."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def overwrite(side: Any) -> None:
         torch.full((N,), -1.0, device="cuda")
 
 
-#: Ways of JAX to read an array, which use different streams of its own.
+#: Operations of JAX that read an array, each in a different stream of JAX.
 READS: dict[str, Callable[[Any], Any]] = {
     "computed": lambda x: np.asarray(x + 0),
     "to NumPy": np.asarray,
@@ -191,7 +191,7 @@ def test_a_view_is_not_donated() -> None:
 
 
 class Described:
-    """Memory of PyTorch in a stream, known by the CUDA array interface alone."""
+    """Memory of PyTorch in a stream, known only by the CUDA array interface."""
 
     def __init__(self, tensor: Any, stream: Any) -> None:
         self.tensor, self.stream = tensor, stream

@@ -69,7 +69,7 @@ def use(views):
         assert float(tb.to_numpy(view).sum()) in (64.0, 128.0)
 
 use(views())
-# Each has been given back once: JAX does so on threads of its own.
+# Each has been released once: JAX does so on its own threads.
 patience = time.monotonic() + 60
 while (stats := tb.stats())["leased"] != stats["released"]:
     assert time.monotonic() < patience, stats
@@ -77,7 +77,7 @@ while (stats := tb.stats())["leased"] != stats["released"]:
     jax.numpy.ones(1).block_until_ready()
     time.sleep(0.01)
 kept = views()
-# Some are dropped, in an order of their own.
+# Some are dropped, in another order.
 turn = {turn}
 for index in sorted(range(len(kept)), key=lambda index: index * turn % 17)[::2]:
     kept[index] = None

@@ -1,4 +1,4 @@
-"""Tensors lent to consumers that are known by a protocol alone, on the host."""
+"""Tensors lent to consumers that are known only by a protocol, on the host."""
 
 from __future__ import annotations
 

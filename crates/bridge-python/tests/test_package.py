@@ -174,8 +174,8 @@ def test_a_row_says_what_is(name: str) -> None:
 
 # A framework is named in its own home and in the tables, and elsewhere only for a reason that is written here.
 #
-# Homes are the crate of its adapter, its modules of ``_frameworks`` and of the suite's ``subjects``, and what is for
-# one framework alone. Comments, docstrings and tests name what they like. An entry that is not needed any more fails.
+# Homes are the crate of its adapter, its modules of ``_frameworks`` and of the suite's ``subjects``, and what is only
+# for one framework. Comments, docstrings and tests name what they like. An entry that is not needed any more fails.
 
 
 FRAMEWORK = re.compile(rf"(?i)(?<![a-z])({'|'.join([*_core.FRAMEWORKS, 'pytorch'])})(?![a-z])")
@@ -217,12 +217,12 @@ HOMES = (
 NUMPY_IS_A_TOOL = "reads and writes arrays of the host by NumPy, whatever the tensors are"
 MODULES = "has modules, or the functions of modules, that are for one framework"
 EXAMPLE = "the words of an error or a help name a pair as an example"
-TENSORFLOW1 = "TensorFlow 1.15 has no module of its own to import: a folder and a function of `_core` stand for it"
+TENSORFLOW1 = "TensorFlow 1.15 has no module to import: a folder and a function of `_core` stand for it"
 COMMANDS = "a command of the check builds, lists or links this framework by name"
 
 #: Why a file outside the homes names a framework.
 REASONS: dict[str, str] = {
-    "crates/bridge-core/src/plan.rs": "the advice for a dtype that one framework alone has",
+    "crates/bridge-core/src/plan.rs": "the advice for a dtype that only one framework has",
     "crates/bridge-frameworks/src/unsupported.rs": "objects that are not tensors, by the package that they come from",
     "conformance/python/truebridge_conformance/_conformance.pyi": TENSORFLOW1,
     "conformance/python/truebridge_conformance/others.py": NUMPY_IS_A_TOOL,
@@ -231,7 +231,7 @@ REASONS: dict[str, str] = {
     "conformance/src/python/extension.rs": TENSORFLOW1,
     "conformance/src/python/floor.rs": "calls the functions of each framework without the bridge: it is the bar",
     "conformance/src/python/mod.rs": "opens the adapters that run on request, and " + TENSORFLOW1,
-    "conformance/src/python/remote.rs": "a Python 3.7 is the other process of this framework alone",
+    "conformance/src/python/remote.rs": "a Python 3.7 is the other process only of this framework",
     "conformance/src/report/program.rs": "the lines of each framework that show a case without the bridge",
     "conformance/src/runner/sanitizer.rs": "how each framework is told to cache no memory",
     "conformance/src/runner/adapters.rs": "the table of adapters that run on request",

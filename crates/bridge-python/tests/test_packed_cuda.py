@@ -158,7 +158,7 @@ def test_any_trees_are_cast(seed: int, count: int, direction: tuple[str, str]) -
     for _ in range(count):
         source, target = pair(random, to, direction[0])
         pairs.append((source, view(random, list(target.shape), to, direction[1])))
-    # Others beside them, which are copied.
+    # Other tensors between them, which are copied.
     integers = (
         torch.randint(0, 100, (33, 65), device=direction[0]),
         torch.zeros(33, 65, dtype=torch.int64, device=direction[1]),

@@ -1,4 +1,4 @@
-"""The blocks of the pages that show how to do a thing: they run, and print what the comments beside them say."""
+"""The blocks of the pages that show how to do a thing: they run, and print what the comments next to them say."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PAGES = [
 
 #: A block, and what the comment before it says that it needs.
 BLOCK = re.compile(r"(?:<!-- ([^\n]*) -->\n)?```python\n(.*?)```", re.S)
-#: A call of ``print`` on a line of its own, with what it prints.
+#: A call of ``print`` on a separate line, with what it prints.
 PRINT = re.compile(r"^ *print\(.*?\)(?: +# (.*))?$", re.M)
 
 #: The folder that the package must come from, where the tests are of an installed one.
@@ -47,7 +47,7 @@ TENSORFLOW1 = os.environ.get("TRUEBRIDGE_TENSORFLOW1")
 
 @pytest.fixture
 def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Work in a folder of the test, with tickets of its own."""
+    """Work in a folder of the test, with its own tickets."""
     monkeypatch.chdir(tmp_path)
     sockets = tmp_path_factory.mktemp("ipc")
     sockets.chmod(0o700)
@@ -173,7 +173,7 @@ def in_another_process(marks: str, block: str, text: str) -> list[str]:
 
 
 def old_model(folder: Path) -> None:
-    """Put the files beside the program that a page about TensorFlow 1.15 opens."""
+    """Put the files that a page about TensorFlow 1.15 opens next to the program."""
     from graphs import line
 
     (folder / "model.pb").write_bytes(line())

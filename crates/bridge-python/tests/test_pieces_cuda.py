@@ -382,7 +382,7 @@ two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer th
 
 
 def shape_of(draw: random.Random) -> list[int]:
-    """Return the shape of a small tensor, or of one that is worth a copy of its own."""
+    """Return the shape of a small tensor, or of one that is worth a separate copy."""
     return draw.choice(
         [[], [1], [draw.choice([5, 70_000, 3_000_000])], [37, draw.choice([3, 4_000])], [draw.choice([5, 300]), 7, 900]]
     )

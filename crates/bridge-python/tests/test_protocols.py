@@ -1,4 +1,4 @@
-"""Producers known by a protocol alone: old and new forms of ``__dlpack__``, and the array interfaces."""
+"""Producers known only by a protocol: old and new forms of ``__dlpack__``, and the array interfaces."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_full_memory_of_tensorflow_stays_what_it_is() -> None:
 
 
 class Interface:
-    """An object with ``__array_interface__`` alone."""
+    """An object with only ``__array_interface__``."""
 
     def __init__(self, array: np.ndarray, **changes: object) -> None:
         self.array, self.changes = array, changes
@@ -334,7 +334,7 @@ def test_dlpack_goes_before_the_interfaces() -> None:
 
 
 class CudaInterface:
-    """An object with ``__cuda_array_interface__`` alone, over memory that is on no device."""
+    """An object with only ``__cuda_array_interface__``, over memory that is on no device."""
 
     def __init__(self, **changes: object) -> None:
         self.array = np.ones((2, 3), np.float32)

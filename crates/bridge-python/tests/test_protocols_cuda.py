@@ -1,4 +1,4 @@
-"""Producers known by a protocol alone, on a CUDA device: the CUDA array interface, managed and pinned memory."""
+"""Producers known only by a protocol, on a CUDA device: the CUDA array interface, managed and pinned memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CUDA_HOST, CUDA_MANAGED = 3, 13
 
 
 class Interface:
-    """An object with ``__cuda_array_interface__`` alone."""
+    """An object with only ``__cuda_array_interface__``."""
 
     def __init__(self, array: Any, **changes: object) -> None:
         self.array, self.changes = array, changes

@@ -195,7 +195,7 @@ def test_actors_send_to_one_another_at_once(cluster: Cluster) -> None:
 
 
 def resident(self: Any) -> int:
-    """Return the bytes of memory that this process alone has."""
+    """Return the bytes of memory that only this process has."""
     return sum(
         int(value) << 10 for value in re.findall(r"Private_\w+:\s+(\d+)", Path("/proc/self/smaps_rollup").read_text())
     )

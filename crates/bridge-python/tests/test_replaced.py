@@ -68,7 +68,7 @@ def shrunk(tensor: Any) -> None:
     tensor.untyped_storage().resize_(0)
 
 
-#: What moves memory of any owner, and what moves PyTorch's own alone.
+#: What moves memory of any owner, and what moves only PyTorch's.
 MOVES = (shared, shared_by_a_slice, shared_by_a_module, pickled_for_a_process)
 OWN = (grown, shrunk)
 
@@ -158,7 +158,7 @@ def test_a_storage_without_views_is_as_before() -> None:
 
 
 def test_random_programs(tmp_path: Path) -> None:
-    """Make, view, move, and drop tensors, beside the elements that every view must have."""
+    """Make, view, move and drop tensors, and compare each view with the elements that it must have."""
     for seed in range(40):
         draw = random.Random(seed)
         tensors: list[tuple[Any, Any]] = []

@@ -265,7 +265,7 @@ def test_an_update_waits_for_nothing_and_holds_what_was_there(path: str) -> None
             start = time.monotonic()
             publication.update()
             took = time.monotonic() - start
-            # The host's tensor alone is copied by the host.
+            # The host copies only its own tensor.
             for leaf in (tree["w"], *tree["half"], tree["steps"], tree["host"]):
                 leaf.fill_(-7)
             torch.cuda._sleep(DELAY)

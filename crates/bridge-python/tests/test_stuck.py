@@ -42,7 +42,7 @@ class Field:
 
 
 class WithoutDType:
-    """As an array of JAX of int4 that is known by DLPack alone."""
+    """As an array of JAX of int4 that is known only by DLPack."""
 
     def __dlpack__(self, **_: object) -> object:
         raise RuntimeError("UNIMPLEMENTED: XLA type S4 has no DLPack equivalent")
@@ -202,7 +202,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a plan of a capsule": (lambda: tb.plan(torch.ones(3).__dlpack__(), "numpy"), "argument", "the original tensor"),
     "a field of records in place": (lambda: tb.to_torch(RECORDS["value"], copy=False), "copy_needed", "copy=None"),
     "a field of records of another library": (lambda: tb.to_torch(Field()), "layout", "cupy.ascontiguousarray"),
-    "a dtype of NumPy alone": (lambda: tb.to_torch(np.ones(2, np.longdouble)), "dtype", "cast the array"),
+    "a dtype that only NumPy has": (lambda: tb.to_torch(np.ones(2, np.longdouble)), "dtype", "cast the array"),
     "a ticket of a list in lists": (lambda: tb.share(doubled()), "argument", "share it in parts"),
     "a file of a list in lists": (lambda: tb.save("x.npz", doubled()), "argument", "save it in parts"),
     "a tree in itself": (lambda: tb.to_torch(cycle()), "argument", "without cycles"),
@@ -347,7 +347,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "no folder of TensorFlow": (lambda: tb.tensorflow1.open("/no/folder"), "missing", "site-packages/tensorflow_core"),
 }
 MISTAKES["a dtype that a producer does not export"] = (lambda: tb.to_torch(WithoutDType()), "dtype", "cast the tensor")
-MISTAKES["beside fake tensors"] = (beside_fake_tensors, "not_a_tensor", "leave the mode")
+MISTAKES["with fake tensors"] = (beside_fake_tensors, "not_a_tensor", "leave the mode")
 if importlib.util.find_spec("safetensors") is not None:
     MISTAKES["half bytes in a file"] = (narrow, None, "loaded as their bytes, uint8: x (F4)")
 if hasattr(torch, "float4_e2m1fn_x2"):

@@ -270,7 +270,7 @@ def test_outputs_come_in_the_order_in_which_they_were_declared() -> None:
 
 @pytest.mark.parametrize("config", [None, {"GPU": 0}, {"CPU": 2, "GPU": 0}])
 def test_an_output_that_1_15_computes_on_another_device_of_the_host(config: Any) -> None:
-    """It stacks uint32 on XLA_CPU alone, as TensorFlow's own session does without ``allow_soft_placement``."""
+    """It stacks uint32 only on XLA_CPU, as TensorFlow's own session does without ``allow_soft_placement``."""
     x = np.arange(3, dtype=np.uint32)
     graph = saved(lambda: tf.stack([placeholder("uint32", [3])] * 2, name="y"))
     options = {} if config is None else {"config": v1.ConfigProto(device_count=config)}

@@ -1,4 +1,4 @@
-"""Tensors on a CUDA device in sessions of TensorFlow 1.15: in place, in the order of the streams, beside everything.
+"""Tensors on a CUDA device in sessions of TensorFlow 1.15: in place, in the order of the streams, next to other users.
 
 TensorFlow 1.15 compiles each kernel for a newer GPU at first use, which takes long. So the tests compute only sums
 and products of two float32 tensors of one shape, of more than one element, and graphs are run as they were built: the
@@ -373,7 +373,7 @@ NO_GPU: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", NO_GPU.values(), ids=NO_GPU)
 def test_the_host_stays_what_it_is(session: Any, options: dict[str, Any]) -> None:
-    """A session on the host, beside one on the device."""
+    """A session on the host, next to one on the device."""
     with tb.tensorflow1.Session(double(), X, ["y", "x"], **options) as on_host:
         assert not any("/device:GPU:" in name for name in on_host.devices)
         tensor = torch.arange(64.0)

@@ -345,7 +345,7 @@ def test_a_failed_run_keeps_nothing() -> None:
 
 
 def given_out() -> bytes:
-    """A graph of 1.x that has an `external_output` of its own, as one of TensorFlow 2: docs/tensorflow.md, Graphs."""
+    """A graph of 1.x that has an `external_output` inside, as one of TensorFlow 2: docs/tensorflow.md, Graphs."""
     return saved(lambda: tb.tensorflow.external_output(placeholder(shape=[None]) + 1, name="y"))
 
 

@@ -27,9 +27,9 @@ bench: Any = pytest.importorskip("benches.sessions")
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 if not EXAMPLES.is_dir():
-    pytest.skip("the examples are in the repository alone", allow_module_level=True)
+    pytest.skip("the examples are only in the repository", allow_module_level=True)
 
-#: The environment of Python 3.7, which ``cargo xtask setup`` makes beside that of this Python.
+#: The environment of Python 3.7, which ``cargo xtask setup`` makes next to that of this Python.
 PYTHON37 = Path(sys.prefix).with_name("venv37") / "bin/python"
 #: Where the package for it is, with its library.
 PACKAGE = next((path for path in map(Path, sys.path) if (path / "truebridge_tf1").is_dir()), Path())
@@ -106,7 +106,7 @@ def test_a_program_of_python_3_7_serves_it() -> None:
 # Saved models in sessions of the real TensorFlow 1.15, on tensors of PyTorch on the host.
 
 
-#: The model that ``saved_models.py`` beside it saves with 1.15.
+#: The model that ``saved_models.py`` next to it saves with 1.15.
 SAVED = Path(__file__).parents[2] / "bridge-tensorflow/tests/data/saved1"
 open_saved = tb.tensorflow1.Session.of_saved_model
 
@@ -144,7 +144,7 @@ def test_an_input_is_fed_as_it_was_saved() -> None:
         refused(lambda: session.run({"image": torch.ones(2, 3)}), "no input image: it has images", "argument")
 
 
-# The bench of sessions runs on any machine, and judges on devices alone.
+# The bench of sessions runs on any machine, and judges only on devices.
 
 
 def test_it_measures_on_the_host(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""TensorFlow 1.15 in processes of their own: folders that hold it or not, orders of imports, the end of a program."""
+"""TensorFlow 1.15 in separate processes: folders that hold it or not, orders of imports, the end of a program."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ assert "libtensorflow_framework.so.1" in open("/proc/self/maps").read()
     )
 
 
-# --- beside others
+# --- with other frameworks
 
 
 def test_it_needs_no_other_framework() -> None:
@@ -375,7 +375,7 @@ ROUNDS, MANY = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual
 
 COUNT = 1 << 20
 
-#: Doubles what a ticket opens, and shares the result. The kernels are those of addition and multiplication alone.
+#: Doubles what a ticket opens, and shares the result. The kernels are only those of addition and multiplication.
 DOUBLE = """
 import gc, os, warnings
 warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""TensorFlow 1.15 on a CUDA device, in processes of its own: options, orders of imports, the end of a program."""
+"""TensorFlow 1.15 on a CUDA device, in separate processes: options, orders of imports, the end of a program."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ def test_graphs_only() -> None:
         graph.external_input(tf.float32, [1])
     with pytest.raises(tb.BridgeValueError, match="convert"):
         graph.external_output(tf.ones(1))
-    # TensorFlow makes an error of its own of what is raised while it traces.
+    # TensorFlow raises its own error for what is raised while it traces.
     with pytest.raises(Exception, match="pass the handle"):
         tf.function(lambda: graph.external_input(tf.float32, [1])).get_concrete_function()
     with pytest.raises(tb.BridgeValueError, match="not a handle"), tf.Graph().as_default():

@@ -1,4 +1,4 @@
-"""TensorFlow in processes of their own: executors, contexts, clusters, the end of a program, no TensorFlow at all."""
+"""TensorFlow in separate processes: executors, contexts, clusters, the end of a program, no TensorFlow at all."""
 
 from __future__ import annotations
 

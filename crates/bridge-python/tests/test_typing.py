@@ -65,7 +65,7 @@ def run(python: Path, *arguments: str, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the package into an environment of its own, and return the Python of that.
+    """Install the package into a new environment, and return its Python.
 
     The package is the one that the tests run over, or the wheel that ``TRUEBRIDGE_WHEEL`` names.
     """
@@ -99,7 +99,7 @@ def pyright(python: Path, folder: Path) -> Refused:
         "include": [file.name for file in FILES],
         "pythonVersion": OLDEST,
         "typeCheckingMode": "strict",
-        # The frameworks are stubs alone.
+        # The frameworks are only stubs.
         "reportMissingModuleSource": False,
     }
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
@@ -145,8 +145,8 @@ def test_every_public_type_is_known(installed: Path, tmp_path: Path) -> None:
     assert {f"truebridge.{name}" for name in ("to_torch", "convert_tf_to_pytorch", "names.Client.watch")} <= names
 
 
-#: Names of the stub alone: types, and the functions whose keywords are one type, which another test compares. And a
-#: method that is a slot in the module, which has no signature.
+#: Names that only the stub has: types, and the functions whose keywords are one type, which another test compares. And
+#: a method that is a slot in the module, which has no signature.
 STUB_ALONE = [
     "__all__",
     "CastTo",
@@ -302,7 +302,7 @@ RECORDS = (tb.Loan, tb.Plan, tb.jax.Feed, tb.tensorflow1.Tensor)
 
 
 def is_record(thing: Any) -> bool:
-    """Whether a class is made by the package alone, and holds fields."""
+    """Whether only the package makes instances of a class, and it holds fields."""
     made = hasattr(thing, "_fields") or dataclasses.is_dataclass(thing) or thing in RECORDS
     return isinstance(thing, type) and made
 

@@ -86,7 +86,7 @@ class Writes:
 
 
 def check_writes(reached: bool, why: str) -> None:
-    """Refuse a backward after a write that has ``reached`` what it is computed from."""
+    """Refuse a backward after a write that has ``reached`` the tensors that it needs."""
     if reached:
         text = (
             "PyTorch wrote to an argument, a parameter or a gradient of this function after its call, and before the "
@@ -103,7 +103,7 @@ def _counter(tensor: Any) -> Any:
 
 
 def copied(tensors: list[Any]) -> list[Any]:
-    """Return tensors of another framework in memory that PyTorch alone has."""
+    """Return tensors of another framework in memory that only PyTorch uses."""
     views: list[Any] = _core.convert_inside(tensors, "torch", copy=True)
     return views
 

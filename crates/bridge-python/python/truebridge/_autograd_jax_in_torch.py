@@ -1,7 +1,7 @@
 """Functions of JAX as nodes of PyTorch's autograd. Imports both frameworks.
 
 Arguments and parameters are converted in place. Results and gradients are copied: arrays of JAX never change, may share
-their memory, and are what its derivatives are computed from; PyTorch writes to what it is given.
+their memory, and JAX computes derivatives from them; PyTorch writes to its tensors.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the gradients. Where the gradients shall be differentiable themselves (``create_
 they are computed, and a second node keeps it: the function runs once, whatever the order of the derivative.
 
 Arguments and parameters are converted in place. Results and gradients are copied: TensorFlow takes its tensors as
-constant and shares their memory, and PyTorch writes to what it is given.
+constant and shares their memory, and PyTorch writes to its tensors.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def _names(row: Handoff | Copies) -> list[str]:
 
 
 def _judged(row: Handoff | Copies, ratio: float | None) -> list[str]:
-    """Return the cells of the ratio and of the chart: the time beside that of the native function."""
+    """Return the cells of the ratio and of the chart: the time next to the native function's."""
     part = "" if row.ratio is None else _WHOLE[0] * max(1, round(len(_WHOLE) * min(row.ratio, _LONGEST)))
     more = " …" if row.ratio and row.ratio > _LONGEST else ""
     return [_part(ratio), part + more]

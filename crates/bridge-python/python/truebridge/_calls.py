@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 @contextmanager
 def _tvm_ffi(library: Any, device: int, stream: int) -> Iterator[None]:
-    """Run functions of tvm-ffi in a stream: by itself it takes the stream of the first tensor alone."""
+    """Run functions of tvm-ffi in a stream: by itself it takes only the first tensor's stream."""
     with library.use_raw_stream(library.device(f"cuda:{device}"), stream):
         yield
 

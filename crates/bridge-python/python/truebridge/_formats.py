@@ -39,7 +39,7 @@ _ALIGNMENT = 64
 #: The member of a ``.npz``, and the key in the metadata of safetensors, that describes a tree.
 _MEMBER, _KEY = "truebridge.tree.json", "truebridge.tree"
 
-#: Version 3.0 differs from 2.0 in the names of fields alone, which no dtype of numbers has.
+#: Version 3.0 differs from 2.0 only in the names of fields, which no dtype of numbers has.
 _VERSIONS = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,

@@ -32,7 +32,7 @@ def to_onnxruntime(
     copy : bool, optional
         As for ``to_torch``. A copy is needed where ``x`` is not compact in row-major order.
     read_only : bool, optional
-        Whether you promise that the value is an input alone. Then it may be of read-only memory, which ONNX Runtime
+        Whether you promise that the value is only an input. Then it may be of read-only memory, which ONNX Runtime
         cannot mark.
 
     Returns
@@ -49,7 +49,7 @@ def to_onnxruntime(
     Notes
     -----
     On a CUDA device the value is ready in the compute stream of the session, and the owner of the memory waits for that
-    stream when the value is dropped. ONNX Runtime shows no stream of its own: make one, and pass its handle to the
+    stream when the value is dropped. ONNX Runtime does not expose its stream: make one, and pass its handle to the
     session as the option ``user_compute_stream`` of ``CUDAExecutionProvider``. A run waits for its results, so
     ``to_torch`` takes them in order.
 

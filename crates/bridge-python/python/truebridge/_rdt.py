@@ -403,7 +403,7 @@ def _asked(fetch: _Fetch, number: int, wish: _Wish, methods: Sequence[str]) -> t
     if actor is None and (known := global_worker.rdt_manager.get_rdt_metadata(fetch.obj_id)) is not None:
         actor = known.src_actor
     if not isinstance(actor, ActorHandle):
-        # Ray calls actors alone. Any process of the sender's node can open the ticket.
+        # Ray calls only actors. Any process of the sender's node can open the ticket.
         there = NodeAffinitySchedulingStrategy(fetch.about.node, soft=False)
         task = ray.remote(num_cpus=0, max_retries=0)(_bytes_of_ticket).options(scheduling_strategy=there)
         return "arrays", task.remote(wish.part.offers["ticket"])

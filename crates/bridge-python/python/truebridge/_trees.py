@@ -33,7 +33,7 @@ _UNKNOWN = "the other process describes the tree in another way: use one version
 #: The text of a tensor by itself.
 _ALONE = '["x",0]'
 
-#: What a tree may hold beside tensors and lists.
+#: What a tree may hold in addition to tensors and lists.
 _INNER = (type(None), bool, int, str, float, tuple, dict)
 
 

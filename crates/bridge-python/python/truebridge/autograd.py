@@ -71,7 +71,7 @@ def torch_function(
     BridgeError
         ``argument`` if ``function`` is not callable, if it reads a trainable variable that ``variables`` does not name
         while gradients are on, if a parameter was replaced, if a module over variables is pickled or copied, for
-        another ``of``, for forward-mode derivatives, and in a backward after a write to what it is computed from, or
+        another ``of``, for forward-mode derivatives, and in a backward after a write to a tensor that it needs, or
         where a checkpoint would draw other random numbers; ``not_a_tensor`` for an argument of another framework and
         for a result that is not a tensor; ``device`` for tensors of several devices; ``dtype`` for a variable that has
         no gradient, and for 64 bits without ``jax_enable_x64``; ``missing`` without the two frameworks.
@@ -154,7 +154,7 @@ def jax_function(function: Callable[..., Any], *, of: Literal["torch", "tensorfl
     function : callable
         A function of tensors of PyTorch, or a ``torch.nn.Module``; with ``of="tensorflow"`` a function of eager tensors
         of TensorFlow. It returns a tensor or a container of tensors. ``None`` may stand for a tensor. What it trains is
-        an argument: JAX has gradients of arguments alone.
+        an argument: JAX has gradients only of arguments.
     of : str, optional
         The framework of the function.
 

@@ -36,7 +36,7 @@ _STEP = 64 << 20
 def save(path: str | os.PathLike[str], x: Any, *, progress: Progress = None) -> None:
     """Save a tensor, or a tree of tensors, of any framework and device.
 
-    The file is written beside ``path`` and then renamed. An error leaves the previous file unchanged, and tensors that
+    The file is written next to ``path`` and then renamed. An error leaves the previous file unchanged, and tensors that
     were loaded from that file remain valid. Tensors of a GPU are moved to the host first.
 
     Parameters
@@ -314,7 +314,7 @@ def _paths(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 @contextlib.contextmanager
 def replaced(path: str) -> Iterator[str]:
-    """Give the path of a file beside ``path`` to write to, which then takes the place of ``path``.
+    """Give the path of a file next to ``path`` to write to, which then replaces ``path``.
 
     It has the mode of the file that was there, or that of any new file. After an error it is removed. Anything else
     than a file, such as a directory, a pipe or a device, keeps its place.

@@ -712,8 +712,8 @@ def serve(path: str | os.PathLike[str], *, persistent: bool = False, max_bytes: 
     path : str or path
         Where to make the socket.
     persistent : bool, optional
-        Whether the memory of what is put belongs to this process: a store. ``python -m truebridge store`` is one in a
-        process of its own, which outlives those that put.
+        Whether the memory of what is put belongs to this process: a store. ``python -m truebridge store`` is one in
+        a separate process, which outlives the processes that put.
     max_bytes : int, optional
         The most bytes that a store keeps, on the host and on devices together. The default is no limit.
 

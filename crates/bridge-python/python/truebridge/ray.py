@@ -63,7 +63,7 @@ def register(*, target: Target | None = None, device: Device | None = None) -> d
 
     See Also
     --------
-    receiving : chooses for some calls of ``ray.get`` alone.
+    receiving : chooses for only some calls of ``ray.get``.
 
     Examples
     --------

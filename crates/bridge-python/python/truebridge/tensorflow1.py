@@ -35,7 +35,7 @@ __all__ = ["Session", "Tensor", "open"]
 def open(folder: str | bytes | os.PathLike[Any] | None = None) -> str:
     """Load TensorFlow 1.15 from the folder of its package.
 
-    A process can have one TensorFlow 1.x, also beside TensorFlow 2. Opening it again does nothing.
+    A process can have one TensorFlow 1.x, also next to TensorFlow 2. Opening it again does nothing.
 
     Parameters
     ----------

@@ -208,7 +208,7 @@ def trace(*, limit: int = LIMIT) -> Trace:
 
     Every tensor of a call of ``convert``, ``to_torch`` and the like, ``copy``, ``save``, ``load``, ``share``, ``open``
     and the functions for TensorFlow's graphs is an event, in any thread and task. ``truebridge.tracing.Event``
-    documents its fields. Traces may be nested and may overlap: each records all events of its own time.
+    documents its fields. Traces may be nested and may overlap: each records every event while it lasts.
 
     Where the environment names a profiler's library in ``NVTX_INJECTION64_PATH``, as Nsight Systems does, each call
     that is recorded is also a range of NVTX.

@@ -49,7 +49,7 @@ class Side(NamedTuple):
     wait: Callable[[], Any]
     #: Whether ``of_dlpack`` takes capsules.
     takes_capsules: bool = True
-    #: Whether the framework exchanges capsules alone.
+    #: Whether the framework exchanges only capsules.
     capsules_only: bool = False
 
 
