@@ -1,4 +1,4 @@
-"""The benches of truebridge: what conversions cost, beside what the frameworks have of their own.
+"""The benches of truebridge: what conversions cost, compared with the frameworks' own functions.
 
 Each module is one bench, with a ``main``. They measure over the subjects of the suite.
 """

@@ -1,4 +1,4 @@
-"""A run of the bench of transfers beside a kept one: which ratios got worse."""
+"""Compares a run of the bench of transfers with a stored one: which ratios got worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of strided tensors on a CUDA device, beside those of PyTorch and CuPy.
+"""Copies of strided tensors on a CUDA device, compared with those of PyTorch and CuPy.
 
 Every figure is a part of what a plain copy of 1 GiB moves in the same run, counting bytes read and written. *Limit* is
 what the memory allows: it delivers whole sectors of 32 bytes, so that of every second float half is read in vain.
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
 
 
 def timed(call: Callable[[], Any], repeats: int, rounds: int = 5) -> float:
-    """Return seconds of a call on the device alone, the median of rounds: work before it lets the host run ahead."""
+    """Return seconds of a call, only on the device, the median of rounds: work before it lets the host run ahead."""
     import torch
 
     call()

@@ -1,4 +1,4 @@
-"""What frameworks have of their own to pass tensors on, in this process and in another one."""
+"""The frameworks' own methods of passing tensors on, in this process and to another one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Framework(NamedTuple):
-    """What a framework has of its own."""
+    """A framework's own methods."""
 
     #: Makes a tensor on the device of an array, and an array of a tensor.
     up: Callable[[Any], Any]

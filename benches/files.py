@@ -1,4 +1,4 @@
-"""Time to load a safetensors file onto a CUDA device, beside safetensors' own loader.
+"""Time to load a safetensors file onto a CUDA device, compared with safetensors' own loader.
 
 The file holds tensors of float16, 64 MiB each, with random bits. Its pages are in the system's memory, as they are for
 every process but the first. Three paths take turns in one process:

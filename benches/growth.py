@@ -1,4 +1,4 @@
-"""Cost of a transfer beside many live views or with many threads, compared with none and with one.
+"""Cost of a transfer with many live views or many threads, compared with none and with one.
 
 Both are measured in turns, so that a change of the host's speed affects both. A figure is the median over the turns, a
 ratio the median of the ratios within a turn.
@@ -22,13 +22,13 @@ from truebridge._measure import batch
 TURNS = 5
 #: Bytes of the tensor that is transferred, at most.
 SIZE = 1 << 18
-#: The most that a transfer costs beside a crowd, as a multiple of its cost alone.
+#: The most that a transfer costs with a crowd, as a multiple of its cost without.
 BAR = 1.3
 
 
 @dataclass
 class Growth:
-    """One way of one pair: medians in nanoseconds, alone and beside a crowd, and their ratio."""
+    """One method of one pair: medians in nanoseconds, without and with a crowd, and their ratio."""
 
     path: str
     streams: str
@@ -43,7 +43,7 @@ class Growth:
 
 
 def measure(setting: Setting, options: argparse.Namespace) -> list[Growth]:
-    """Return the rows of a pair: beside live views, there and back, and with threads."""
+    """Return the rows of a pair: with live views, there and back, and with threads."""
     if setting.streams not in ("host", "cross"):
         return []
     with setting.inside():
@@ -64,7 +64,7 @@ def measure(setting: Setting, options: argparse.Namespace) -> list[Growth]:
 
 
 def _row(setting: Setting, path: str, crowd: str, turns: list[list[float]]) -> Growth:
-    """Return a row of turns: ours alone and crowded, and the native method likewise if it was measured."""
+    """Return a row of turns: ours without and with a crowd, and the native method likewise if it was measured."""
     alone, crowded = (statistics.median(figures) for figures in list(zip(*turns, strict=True))[:2])
     ratio = statistics.median(turn[1] / turn[0] for turn in turns)
     native = statistics.median(turn[3] / turn[2] for turn in turns) if len(turns[0]) > 2 else None

@@ -1,4 +1,4 @@
-"""Copies of host memory, beside those of NumPy and PyTorch.
+"""Copies of host memory, compared with those of NumPy and PyTorch.
 
 Each case is a view of an array with other strides, copied to compact memory, in two ways: *into* memory that exists
 (``truebridge.copy``, ``numpy.copyto``, ``Tensor.copy_``), and into *fresh* memory (the first into ``numpy.empty``,
@@ -191,7 +191,7 @@ def measure(case: Case, threads: int, rounds: int) -> list[Row]:
 
 def main(argv: list[str]) -> int:
     """Measure, print a table, write ``bench_host_copies.json`` and ``.md``. Return 0 when every bar is met."""
-    only = {"metavar": "TEXT", "help": "measure the cases with this text in their name alone"}
+    only = {"metavar": "TEXT", "help": "measure only the cases with this text in their name"}
     given = options(argv, "host-copies", __doc__, 15, only=only)
     cases = [case for case in CASES if not given.only or given.only in case.name]
     counts = sorted({1, len(os.sched_getaffinity(0))})

@@ -62,7 +62,7 @@ def elsewhere(device: str, to: str, count: int, nbytes: int) -> Iterator[Lists]:
 
 
 def weights(device: str, to: str, width: int) -> Lists:
-    """Return the weights of a dense model of 7 billion parameters, bfloat16, each a tensor of its own."""
+    """Return the weights of a dense model of 7 billion parameters, bfloat16, each a separate tensor."""
     import torch
 
     hidden, words = int(width * HIDDEN), int(width * WORDS)
@@ -76,7 +76,7 @@ def weights(device: str, to: str, width: int) -> Lists:
 def shards(device: str, to: str, width: int) -> Lists:
     """Return two layers of a mixture of experts that go from four shards by rows to two by rows or by columns.
 
-    So do weights from a trainer with FSDP to an engine that is parallel in tensors. Each shard is a tensor of its own,
+    So do weights from a trainer with FSDP to an engine that is parallel in tensors. Each shard is a separate tensor,
     and the routers and norms are whole in the engine.
     """
     import torch

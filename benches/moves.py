@@ -1,4 +1,4 @@
-"""Speed of moves between the host and a CUDA device, beside the frameworks' own.
+"""Speed of moves between the host and a CUDA device, compared with the frameworks' own.
 
 Four paths take turns in one process, each with bytes of PyTorch:
 
@@ -6,7 +6,7 @@ Four paths take turns in one process, each with bytes of PyTorch:
 - *fresh*: ``tb.to_torch(x, device=...)``. The result is fresh memory. On the host the system clears every page of it at
   its first use and takes it back at the end: that counts.
 - *pinned*: ``copy_(x, non_blocking=True)`` between the device and memory that is pinned already, and a wait. This is
-  ``cuMemcpyAsync`` alone, the most that the link does.
+  only ``cuMemcpyAsync``, the most that the link does.
 - *pageable*: ``x.cpu()`` and ``x.cuda()``.
 
 A move ends when the elements are there: every way waits for its stream.

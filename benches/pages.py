@@ -1,8 +1,8 @@
-"""Conversions on the host that copy into fresh memory, with huge pages and without, beside PyTorch's own copy.
+"""Conversions on the host that copy into fresh memory, with huge pages and without, compared with PyTorch's own copy.
 
 A transposed array of NumPy becomes a tensor of PyTorch by ``to_torch(array.T, copy=True)``, and by
 ``from_numpy(array.T).contiguous()``. The system clears each page of fresh memory at its first use, which costs more
-than the copy where pages are small. Each setting has a process of its own:
+than the copy where pages are small. Each setting runs in a separate process:
 
 - *as set*: as the system is set, which the report names. Ours asks for huge pages, PyTorch does not.
 - *never*: the process may have no huge pages (``PR_SET_THP_DISABLE``), so that all pages are small.
@@ -111,7 +111,7 @@ def child(setting: str, mibs: Sequence[float], rounds: int) -> None:
 
 
 def started(setting: str, mibs: Sequence[float], rounds: int) -> list[Row]:
-    """Measure under a setting in a process of its own."""
+    """Measure under a setting in a separate process."""
     code = f"from benches.pages import child; child({setting!r}, {[*mibs]!r}, {rounds})"
     environment = {**os.environ, **SETTINGS[setting][0], "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=True)

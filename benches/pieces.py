@@ -1,10 +1,10 @@
-"""Copies of many tensors in one call, beside a plain copy of as many bytes.
+"""Copies of many tensors in one call, compared with a plain copy of as many bytes.
 
 Four lists of tensors (``benches/lists.py``):
 
 - *equal* pieces, slices of one buffer that are copied to slices of another in random order;
 - the same *of another process*, which a ticket brings here;
-- the *weights* of a dense model of 7 billion parameters (32 layers, bfloat16), each a tensor of its own;
+- the *weights* of a dense model of 7 billion parameters (32 layers, bfloat16), each a separate tensor;
 - *shards* of a mixture of experts: from four by rows to two by rows or by columns.
 
 These paths take turns:
@@ -181,7 +181,7 @@ def between(direction: str, device: str, count: int, rounds: int) -> list[Row]:
 
 
 def device_time(call: Callable[[], Any], devices: set[Any], rounds: int) -> float:
-    """Return seconds of a call on the devices alone: work before it lets the host run ahead."""
+    """Return seconds of a call, only on the devices: work before it lets the host run ahead."""
     import torch
 
     first, *others = sorted(devices, key=str)

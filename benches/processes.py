@@ -1,4 +1,4 @@
-"""Speed of tensors on their way to another process, beside PyTorch's own method and memory of the host.
+"""Speed of tensors to another process, compared with PyTorch's own method and with memory of the host.
 
 A tensor of PyTorch on a CUDA device is shared here and opened there. Each side times its own call, and the sum counts:
 what carries the ticket is the caller's. Three paths take turns:

@@ -1,4 +1,4 @@
-"""Tensors between the actors of Ray: this package's transports beside Ray's own.
+"""Tensors between the actors of Ray: this package's transports compared with Ray's.
 
 Two nodes of Ray run on this host. An actor returns tensors that it has, another one receives them: on the same node
 (*near*), and on the other one (*far*), on the last GPU. Timed is the whole call, from the driver. Ray's own transport
@@ -22,7 +22,8 @@ from truebridge_conformance import host
 
 #: Bytes of a tensor, and how many there are.
 SIZES = ((1 << 10, 1), (1 << 26, 1), (1 << 30, 1), (44_000, 300))
-#: The bars: PyTorch's tensors beside Ray's own, for the smallest size and the others, and other frameworks beside ours.
+#: The bars: PyTorch's tensors as a multiple of Ray's time, for the smallest size and the others; other frameworks' of
+#: PyTorch's.
 SMALLEST, TORCH, OTHERS = 1.3, 1.15, 1.25
 #: Rounds that do not count.
 FIRST = 3
@@ -150,7 +151,7 @@ def _row(
 
 
 def judge(rows: list[Row]) -> list[Verdict]:
-    """Return the verdicts: all elements right, PyTorch beside Ray's own, other frameworks beside PyTorch."""
+    """Return the verdicts: all elements right, PyTorch compared with Ray's, other frameworks with PyTorch."""
     verdicts = [Verdict.at_most("rows with wrong elements", sum(not row.right for row in rows), 0)]
     own: float = 0
     torch: float = 0

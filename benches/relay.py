@@ -1,4 +1,4 @@
-"""Cost of a transfer between two adapters in Rust, without Python: that of the contract and of the events alone."""
+"""Cost of a transfer between two adapters in Rust, without Python: only that of the contract and of the events."""
 
 from __future__ import annotations
 

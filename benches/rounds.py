@@ -10,7 +10,7 @@ from typing import Any
 
 
 def options(argv: list[str], bench: str, about: str | None, rounds: int, **own: Any) -> argparse.Namespace:
-    """Read the options of a bench. ``own`` are those beside ``--rounds`` and ``--report``, as argparse takes them."""
+    """Read the options of a bench. ``own`` are added to ``--rounds`` and ``--report``, as argparse takes them."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=f"bench --{bench}", description=about, formatter_class=formatter)
     for name, argument in own.items():

@@ -180,7 +180,7 @@ def measure(folder: Path, device: str, sizes: Sequence[float], rounds: int) -> l
 
 
 def judge(rows: Sequence[Row]) -> list[Verdict]:
-    """Compare with the bars, on devices only: on a host no way copies, and memory alone bounds a run."""
+    """Compare with the bars, on devices only: on a host no method copies, and only memory bounds a run."""
     rows = [row for row in rows if row.device.startswith("cuda")]
     verdicts = [Verdict.at_least(f"times faster at {AT} MiB", row.faster, FASTER) for row in rows if row.mib == AT]
     if rows:

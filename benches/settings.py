@@ -103,7 +103,7 @@ class Pair:
         return _measure.native((source, target)), lambda: [side.wait() for side in (source, target)]
 
     def streams(self, chosen: str, streams: dict[str, Stream]) -> tuple[Stream, Stream]:
-        """Return the streams of both. Beside a framework with one stream alone, the other is on the default stream."""
+        """Return the streams of both. If one framework has only one stream, the other uses the default stream."""
         if not chosen.startswith("cross"):
             return DEFAULT, DEFAULT
         source, target = (streams[name] for name in (self.source, self.target))

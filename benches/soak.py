@@ -102,7 +102,7 @@ def _pairs(known: dict[str, Bench], times: int) -> list[Path]:
 
 
 def _paths(known: dict[str, Bench], times: int) -> list[Path]:
-    """Return what is repeated beside the pairs."""
+    """Return what is repeated in addition to the pairs."""
     paths = [bench.path for bench in known.values() if bench.path is not None]
     return [Path(path.name, functools.partial(path.make, NBYTES), path.take, times, path.views) for path in paths]
 

@@ -1,4 +1,4 @@
-"""Weights that a store keeps: the time until another process has them, beside loading them from a file.
+"""Weights that a store keeps: the time until another process has them, compared with loading them from a file.
 
 A process makes weights in the store's memory, puts them, and is killed. Fresh processes, whose device is up, attach
 one after the other, each for the first time: *store*. Others load the same weights from a file whose pages are in
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(folder: str, mib: float, rounds: int, device: str) -> list[Row]:
-    """Measure weights of one size, with a store of their own."""
+    """Measure weights of one size, with a separate store."""
     names, file, elements = f"{folder}/names", f"{folder}/weights.safetensors", int(mib * MIB) // 2 // COUNT
     command = [sys.executable, "-m", "truebridge", "store", names]
     environment = {**os.environ, "TRUEBRIDGE_IPC": folder}

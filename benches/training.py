@@ -1,4 +1,4 @@
-"""Cost of a training step of a PyTorch model with a layer of another framework in it, beside its two halves run alone.
+"""Cost of a training step of a PyTorch model with a layer of another framework in it, compared with its two halves.
 
 The model has a layer of PyTorch, a dense layer of Keras or of JAX by ``tb.autograd.torch_function``, and another layer
 of PyTorch; all are square, with float32 without rounding to TF32. Three steps take turns in one process:
@@ -6,11 +6,11 @@ of PyTorch; all are square, with float32 without rounding to TF32. Three steps t
 - *whole*: forward, backward and a step of PyTorch's optimizer over all parameters.
 - *PyTorch*: the same without the layer in the middle. What it would return, and its gradient, are tensors made
   beforehand.
-- *layer*: the layer in the middle alone, in its own framework, with the gradient of its result made beforehand, and
+- *layer*: only the layer in the middle, in its own framework, with the gradient of its result made beforehand, and
   the descent of its parameters.
 
 The part is the whole step as a part of the sum of the two. Before, the gradients of the first step are compared with
-those of the same model in PyTorch alone: the length of the difference, as a part of the gradient's length.
+those of the same model in pure PyTorch: the length of the difference, as a part of the gradient's length.
 
     python bench.py --training --layer jax --device cuda:0 --report out
 """

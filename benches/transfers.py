@@ -125,9 +125,9 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=60, help="rounds per size (default: 60)")
     parser.add_argument("--batch", type=int, default=100, help="calls per round (default: 100)")
     parser.add_argument("--max-size", type=int, default=SIZES[-1], metavar="BYTES", help="leave out larger tensors")
-    parser.add_argument("--views", type=int, default=100_000, help="live views beside a transfer (default: 100000)")
+    parser.add_argument("--views", type=int, default=100_000, help="live views during a transfer (default: 100000)")
     parser.add_argument("--threads", type=int, default=8, help="threads that transfer at once (default: 8)")
-    parser.add_argument("--only", type=_paths, metavar="FROM:TO,...", help="measure these pairs alone")
+    parser.add_argument("--only", type=_paths, metavar="FROM:TO,...", help="measure only these pairs")
     parser.add_argument(
         "--check", metavar="FILE", help="fail where a ratio is worse than in this bench.json of the same kind of host"
     )

@@ -1,9 +1,9 @@
-"""Updates of weights that another process has: published versions, beside a fence in place.
+"""Updates of weights that another process has: published versions, compared with a fence in place.
 
 A trainer, which is another process, changes its weights, and this process, the engine, receives them at the addresses
 that it has. *published*: the trainer calls ``update`` and the engine ``refresh``. *in place*: the engine has shared its
 weights for writing. At a point of its choice it shares a small tensor, which says that its work on the old weights is
-enqueued. The trainer opens that, copies into the engine's weights, and shares a small tensor of its own, which the
+enqueued. The trainer opens that, copies into the engine's weights, and shares another small tensor, which the
 engine opens before it goes on. So each device waits for the other one, and no host does. *plain* is one copy of the
 same bytes in one process.
 

@@ -3,14 +3,15 @@
 Each path starts at a float32 tensor of the source and ends with a tensor of the target on the same device, ready to be
 used; each ends with a wait for the device, and its result is dropped. *ours* and *theirs* take turns in every round:
 
-- *in place*: ``tb.convert(x, target)``, beside the frameworks' own exchange.
-- *host*: to host memory and back, beside NumPy. Only on a device: on the host a tensor is there already.
-- *file*: ``tb.save`` and ``tb.load`` of a ``.npy`` file, beside ``numpy.save`` and ``numpy.load``. The file stays in
-  the page cache. On the host all elements are read (``copy=True``).
-- *process*: ``tb.share`` here and ``tb.open`` there, beside memory of the host that both have mapped: one copy into it
-  here, a tensor of the target there. What carries the ticket is not measured. The other process has opened one before.
+- *in place*: ``tb.convert(x, target)``, compared with the frameworks' own exchange.
+- *host*: to host memory and back, compared with NumPy. Only on a device: on the host a tensor is there already.
+- *file*: ``tb.save`` and ``tb.load`` of a ``.npy`` file, compared with ``numpy.save`` and ``numpy.load``. The file
+  stays in the page cache. On the host all elements are read (``copy=True``).
+- *process*: ``tb.share`` here and ``tb.open`` there, compared with memory of the host that both have mapped: one copy
+  into it here, a tensor of the target there. What carries the ticket is not measured. The other process has opened one
+  before.
 
-TensorFlow 1.15 has no ways of its own but ``feed_dict``, which ``bench_sessions`` measures. The other process is then
+TensorFlow 1.15 has only ``feed_dict``, which ``bench_sessions`` measures. The other process is then
 one of Python 3.7, if there is one.
 
     python bench.py --ways --device cuda:0 --report out

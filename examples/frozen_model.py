@@ -1,6 +1,6 @@
 """A model of TensorFlow 1.x, trained and frozen as in its day, now works on tensors of PyTorch.
 
-The model corrects the frames of a camera: every pixel has a gain and an offset of its own, found by gradient descent on
+The model corrects the frames of a camera: every pixel has its own gain and offset, found by gradient descent on
 frames of an evenly lit wall. Training and freezing need a TensorFlow with the interface of version 1, which is in
 TensorFlow 2 as well. Serving needs the folder of TensorFlow 1.15, but not its Python, and copies no frame::
 

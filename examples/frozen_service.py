@@ -38,7 +38,7 @@ class Service(BaseHTTPRequestHandler):
     device: str
 
     def do_POST(self) -> None:
-        """Answer one request. The server calls this on a thread of its own for each."""
+        """Answer one request. The server calls this on a new thread for each."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         frame = torch.frombuffer(bytearray(body), dtype=torch.uint8).reshape(SHAPE).to(self.device) / 255
         fed = tb.convert(frame, "tensorflow1")

@@ -62,7 +62,7 @@ y = x.prod(1, keepdim=True)
 
 bias, kernel = middle.variables
 twin = nn.Sequential(model[0], nn.Module(), model[2])
-twin[1].forward = lambda x: torch.tanh(x @ kernel + bias)  # the same in PyTorch alone
+twin[1].forward = lambda x: torch.tanh(x @ kernel + bias)  # the same in pure PyTorch
 ours, own = (torch.autograd.grad(nn.functional.mse_loss(m(x), y), list(model.parameters())) for m in (model, twin))
 assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(ours, own, strict=True))
 
@@ -74,6 +74,6 @@ for _ in range(STEPS):
     optimizer.step()  # writes to copies of the arrays in ``params``, which do not change
 whole = seconds(lambda: nn.functional.mse_loss(model(x), y).backward())
 parts = sum(map(seconds, halves(x, y, model, params)))
-print(f"forward and backward: {whole * 1e6:.0f} µs, the halves alone {parts * 1e6:.0f} µs")
+print(f"forward and backward: {whole * 1e6:.0f} µs, the halves {parts * 1e6:.0f} µs")
 assert losses[-1] < losses[0] / 4
 print(f"loss {losses[0]:.4f} before, {losses[-1]:.4f} after {STEPS} steps on {DEVICE}")

@@ -35,7 +35,7 @@ def mixed(width: int) -> tuple[nn.Sequential, Any]:
 
 
 def pure(model: nn.Sequential, width: int) -> nn.Sequential:
-    """Return the same model in PyTorch alone, with copies of the parameters."""
+    """Return the same model in pure PyTorch, with copies of the parameters."""
     twin = nn.Sequential(nn.Linear(4, width), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)).to(DEVICE)
     with torch.no_grad():
         for mine, other in zip(twin.parameters(), model.parameters(), strict=True):
@@ -44,7 +44,7 @@ def pure(model: nn.Sequential, width: int) -> nn.Sequential:
 
 
 def main() -> None:
-    """Compare the gradients with those of PyTorch alone, then train."""
+    """Compare the gradients with those of pure PyTorch, then train."""
     parser = argparse.ArgumentParser(description="Train a PyTorch model through a layer of Keras.")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--width", type=int, default=128)
@@ -60,7 +60,7 @@ def main() -> None:
     for mine, other in zip(twin.parameters(), model.parameters(), strict=True):
         theirs = other.grad.T if mine is twin[1].weight else other.grad
         difference = max(difference, ((theirs - mine.grad).norm() / mine.grad.norm()).item())
-    print(f"gradients differ from those of PyTorch alone by {difference:.1e} of their length")
+    print(f"gradients differ from those of pure PyTorch by {difference:.1e} of their length")
     assert difference < 1e-5
 
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

@@ -34,7 +34,7 @@ def classified(params: Any, x: Any) -> Any:
 
 
 def main() -> None:
-    """Classify batches, and compare with PyTorch alone."""
+    """Classify batches, and compare with pure PyTorch."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--batches", type=int, default=20)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Judges the frameworks' own interchange, and truebridge beside it, from the folder that this file lies in."""
+"""Judges the frameworks' own interchange, and truebridge next to it, from the folder that this file lies in."""
 
 import sys
 

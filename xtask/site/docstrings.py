@@ -115,7 +115,7 @@ class RustDocstrings(griffe.Extension):
             put(pkg["pairs"], function.__name__, str(inspect.signature(function)), function.__doc__)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Turn what reStructuredText alone has into Markdown: code after ``::``, and the list of "See Also"."""
+        """Turn what only reStructuredText has into Markdown: code after ``::``, and the list of "See Also"."""
         if obj.docstring:
             text, *also = re.split(r"(?<=\nSee Also\n--------\n)", obj.docstring.value, maxsplit=1)
             also = [re.sub(r"^([\w.]+) : ", r"- `\1`: ", part, flags=re.M) for part in also]

@@ -43,7 +43,7 @@ def names() -> dict[str, str | None]:
 
 @contextmanager
 def package() -> Iterator[None]:
-    """Let modules of the package be imported without its extension module, in whose place are names alone."""
+    """Let modules of the package be imported without its extension module, which is replaced by names."""
     core: Any = ModuleType("truebridge._core")
     core.KEYWORDS, core.FRAMEWORKS = KEYWORDS.read_text(), names()
     core.__getattr__ = lambda name: SimpleNamespace(__name__=name)

@@ -1,7 +1,7 @@
 """Make site pages out of the repository: the pages of docs/, files outside docs/, the reference.
 
-The pages of docs/ are read on a code host as well, where they link to files beside docs/. Each such file becomes a page
-of the site, so that every link stays inside it.
+The pages of docs/ are read on a code host as well, where they link to files next to docs/. Each such file becomes a
+page of the site, so that every link stays inside it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-#: Files of the site that lie beside this one.
+#: Files of the site that lie next to this one.
 ASSETS = [Path(__file__).with_name(name) for name in ("site.css", "iframe-worker.js")]
 #: What a page loads: scripts, styles and pictures. Links that a reader may follow are none.
 LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(https?:[^\s\"'>]+)")
 
 #: Links of a page, and images: the place, then the anchor.
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
-#: What a code host shows as the link beside it, and the site as code: a file, by its path from the page.
+#: What a code host shows as the link next to it, and the site as code: a file, by its path from the page.
 SHOWN = re.compile(r"<!-- code: ([\w./]+) -->")
 #: Code, in which nothing is a link.
 CODE = re.compile(r"(^(?:```|~~~~).*?^(?:```|~~~~)$|`[^`\n]+`)", re.M | re.S)
@@ -92,7 +92,7 @@ VERDICTS = {
 DESCRIPTION = 160
 #: The page of the names that no other page shows.
 REST = "more"
-#: Folders that are linked to and have no page of their own.
+#: Folders that are linked to and have no page.
 FOLDERS = {"docs/design": "design/core.md"}
 PACKAGE = ROOT / "crates/bridge-python/python/truebridge/__init__.py"
 

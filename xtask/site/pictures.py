@@ -173,7 +173,7 @@ def picture(links: str, area: str) -> str:
 def drawn(area: str) -> str:
     """Return the picture of an area as SVG, for light and dark grounds."""
     made = AREAS[area]()
-    scale = "a full bar is 100 %" if made.full else "each group of bars has a scale of its own"
+    scale = "a full bar is 100 %" if made.full else "each group of bars has its own scale"
     lines, y = [text(0, LINE, made.title, "title"), text(0, 2 * LINE, scale, "source")], 3 * LINE
     for number, group in enumerate(made.groups):
         lines.append(text(0, y + LINE, group.what, "what"))

@@ -158,7 +158,7 @@ def weights(links: str) -> str:
 
 
 def store(links: str) -> str:
-    """Weights that a store keeps, beside loading them from a file."""
+    """Weights that a store keeps, compared with loading them from a file."""
     found = {(row["what"], row["mib"]): row["milliseconds"] * 1e6 for row in report(STORE)["rows"]}
     rows = [
         cost(
@@ -174,7 +174,7 @@ def store(links: str) -> str:
 
 
 def sessions(links: str) -> str:
-    """A session of TensorFlow 1.15 on tensors of PyTorch, beside feed_dict through the host."""
+    """A session of TensorFlow 1.15 on tensors of PyTorch, compared with feed_dict through the host."""
     rows = [
         (f"{row['mib']} MiB", micro(row["ours"]), micro(row["host"]), f"{row['faster']:,.0f}")
         for row in report(SESSIONS)["rows"]
@@ -192,7 +192,7 @@ def methods1(links: str) -> str:
 
 
 def training(links: str) -> str:
-    """A step of a PyTorch model with a layer of another framework, beside its halves."""
+    """A step of a PyTorch model with a layer of another framework, compared with its halves."""
     bench = "bench_training"
     tensorflow = newest(bench, framework="TensorFlow") or newest(bench, framework=None)
     found = [*tensorflow.values(), *newest(bench, framework="JAX").values()]
@@ -200,7 +200,7 @@ def training(links: str) -> str:
 
 
 def steps(name: str) -> str:
-    """The steps of one report. The first ones were of TensorFlow alone, and call the layer's half by its name."""
+    """The steps of one report. The first ones were only of TensorFlow, and call the layer's half by its name."""
     rows = report(name)["rows"]
     framework, layer = ("TensorFlow", "tensorflow") if "tensorflow" in rows[0] else (rows[0]["framework"], "layer")
     lines = [
@@ -290,7 +290,7 @@ def processes(links: str) -> str:
 
 
 def mark(dtype: str, profile: dict[str, Any]) -> str:
-    """Return whether a framework has a dtype, or has it in another mode alone."""
+    """Return whether a framework has a dtype, or has it only in another mode."""
     disabled, _ = profile.get("disabled", ((), ""))
     return "✓" if dtype in profile["dtypes"] else "✓ ¹" if dtype in disabled else "–"
 
@@ -349,7 +349,7 @@ def runs(links: str) -> str:
     rows = []
     for name, found in reversed(conformance()):
         ran = {known(pair[side]) for pair in found["pairs"] for side in ("from", "to")}
-        # Libraries that are known by a protocol alone have no row, and so no other name.
+        # Libraries that are known only by a protocol have no row, and so no other name.
         named = (
             (NAMES.get(known(one), one).split()[0], version)
             for one, version in found["host"]["versions"].items()
@@ -376,7 +376,7 @@ def versions(links: str, package: str) -> str:
         rows.append((row["version"], beside, result, row["date"], f"{row['pairs']}", f"{row['cases']:,}"))
     if not rows:
         raise ValueError(f"docs/versions.json has no row of {package}")
-    return table(("version", "beside", "result", "date", "pairs", "cases"), rows, "llll")
+    return table(("version", "with", "result", "date", "pairs", "cases"), rows, "llll")
 
 
 def scoreboard(links: str) -> str:

@@ -44,7 +44,7 @@ def python37() -> str | None:
 
 
 class Other:
-    """Another Python process, which runs what it is told and returns the text of each value.
+    """Another Python process, which evaluates expressions and returns the text of each value.
 
     ``command`` is its interpreter, with a program that starts it where one is needed, ``package`` the package that it
     knows as ``tb``. An error of the bridge has its kind as the value.

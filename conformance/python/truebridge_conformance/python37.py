@@ -1,7 +1,7 @@
 """TensorFlow 1.15 under test in a Python 3.7, over ``truebridge_tf1``: run as a program, it serves the suite.
 
 What it says is specified in ``conformance/src/processes/wire.rs``. Its tensors are arrays in shared memory, which
-sessions take in place; what a session returns is memory of its own. The file is Python 3.7 and imports nothing of its
+sessions take in place; what a session returns has its own memory. The file is Python 3.7 and imports nothing of its
 own package, which is not.
 """
 

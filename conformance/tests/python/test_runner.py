@@ -276,7 +276,7 @@ def test_a_kept_case_is_replayed(name: str, tmp_path: Path) -> None:
     assert [(report["verdict"], report["cases"]) for report in judged] == [("passed", 2)]
 
 
-# Faults in adapters are compiled into the suite alone, and only where it is built for that.
+# Faults in adapters are compiled only into the suite, and only where it is built for that.
 
 
 ROOT = Path(__file__).parents[3]

@@ -168,7 +168,7 @@ def test_the_host_that_waits_is_told_from_one_that_does_not(tmp_path: Path) -> N
 
 
 def test_a_wrong_verdict_is_that_of_a_process_of_its_own(tmp_path: Path) -> None:
-    # It is wrong in the process of the batch alone, which other programs have run in.
+    # It is wrong only in the process of the batch, in which other programs have run.
     template = "  import sys\n  x = $made\n! y = $take\n? print('wrong' if 'runpy' in sys.modules else 'right')"
     cell = Cell(made("a"), made("b"), HOST, OWN, asked(template))
     (judged,) = Run(tmp_path, jobs=1).judge([cell])

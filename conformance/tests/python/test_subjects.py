@@ -89,7 +89,7 @@ def test_streams_of_a_case_are_dropped_and_those_of_the_process_stay() -> None:
     assert list(framework.known) == kept
 
 
-# A library that is known by its protocol alone is a member of the suite, as a source.
+# A library that is known only by its protocol is a member of the suite, as a source.
 
 
 SCRIPT = Path(truebridge_conformance.__file__).parents[1] / "conformance.py"

@@ -24,7 +24,7 @@ ACTION = ROOT / "conformance/action.yml"
 #: Programs that every runner of GitHub has, and that this machine need not have.
 ON_RUNNERS = {"rustup", "cargo", "python"}
 
-#: Commands that are too long for a test: each runs in `.ci/run` or a test of its own.
+#: Commands that are too long for a test: each runs in `.ci/run` or a separate test.
 XTASK = re.compile(r"^    ([A-Z]\w+)(?: \{|\(|,)", re.MULTILINE)
 
 

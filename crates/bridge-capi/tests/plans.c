@@ -1,5 +1,5 @@
 /*
- A plan has the error of its transfer, for memory of every kind of device, with a driver or without. A program of its own:
+ A plan has the error of its transfer, for memory of every kind of device, with a driver or without. A separate program:
  without a driver the library keeps memory of a GPU for good, because no stream can be waited for.
  */
 #include "check.h"

@@ -41,7 +41,7 @@ def extension(row: Suite, checkout: Path, built: Path | None, out: Path) -> Path
 
 
 def _build(row: Suite, checkout: Path, out: Path) -> Path:
-    # pip puts programs beside the interpreter.
+    # pip puts programs next to the interpreter.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     for name, (programs, advice) in TOOLS.items():
         named = os.environ.get("CXX") if name != "cmake" else None

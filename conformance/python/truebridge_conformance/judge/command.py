@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--report", type=Path, default=Path("judge-report"), metavar="DIR", help="where the reports go")
     parser.add_argument("--revision", help="what the reports call the checkout (default: what git says)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="cpu hides the GPUs (default: what there is)")
-    parser.add_argument("--tests", metavar="EXPRESSION", help="run these alone, as pytest's -k")
+    parser.add_argument("--tests", metavar="EXPRESSION", help="run only these, as pytest's -k")
     parser.add_argument("--seconds", type=int, default=300, help="how long a test may take (default: 300)")
     parser.add_argument(
         "--expected", type=Path, default=verdicts.LIST, metavar="FILE", help="the list of failures with reasons"

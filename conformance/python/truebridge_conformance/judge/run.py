@@ -1,4 +1,4 @@
-"""Runs a suite in processes of its own, also past tests that abort theirs."""
+"""Runs a suite in separate processes, and goes on after tests that abort one."""
 
 from __future__ import annotations
 

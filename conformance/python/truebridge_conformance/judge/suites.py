@@ -52,8 +52,8 @@ class Suite:
     files: tuple[str, ...]
     #: The other frameworks whose functions its tests call.
     others: tuple[str, ...] = ()
-    #: Modules that the tests import beside the framework, and what installs them; the framework, if its package has
-    #: another name.
+    #: Modules that the tests import in addition to the framework, and what installs them; the framework, if its package
+    #: has another name.
     needs: Mapping[str, str] = field(default_factory=dict)
     #: Variables of the environment, where the user has not set them.
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class Expected:
     error: str
     verdict: Verdict
     reason: str
-    #: Where this happens alone: variables of the environment, and ``device``, which is ``cpu`` or ``cuda``.
+    #: The only place where this happens: variables of the environment, and ``device``, which is ``cpu`` or ``cuda``.
     where: dict[str, str] = field(default_factory=dict)
     #: The tests that it has excused.
     matched: int = field(default=0, compare=False)

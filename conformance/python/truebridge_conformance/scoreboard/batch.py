@@ -1,7 +1,7 @@
 """Runs programs one after another in this process, whose frameworks are loaded once.
 
 Called with a folder and the names of its programs, without any package on the path. What a program writes goes to files
-beside it; a file ``NAME.done`` says that it came to its end.
+next to it; a file ``NAME.done`` says that it came to its end.
 """
 
 import faulthandler
@@ -35,7 +35,7 @@ def main(folder: str, seconds: str, names: "list[str]") -> None:
 
 
 if __name__ == "__main__":
-    # The modules beside this file are not for the programs.
+    # The modules next to this file are not for the programs.
     sys.path.pop(0)
     main(sys.argv[1], sys.argv[2], sys.argv[3:])
     sys.stdout.flush()

@@ -106,7 +106,7 @@ def _controls(chosen: Sequence[Cell]) -> list[Cell]:
 
 
 def _failed(cell: Cell, failed: dict[tuple[str, ...], Outcome]) -> Outcome | None:
-    """Return the outcome of a cell whose snippets do not do what they are for."""
+    """Return the outcome of a cell whose snippets fail on the framework's own tensors."""
     controls = ["control"] + (["control of streams"] if RACES in cell.asked.needs else [])
     for side in (cell.source, cell.target):
         for control in controls:
@@ -170,14 +170,14 @@ def _package() -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="scoreboard", description="Judge each framework's own interchange of tensors, and truebridge beside it."
+        prog="scoreboard", description="Judge each framework's own interchange of tensors, and truebridge next to it."
     )
     parser.add_argument(
-        "--device", choices=(HOST, GPU), help="judge on one kind of device alone (default: what there is)"
+        "--device", choices=(HOST, GPU), help="judge only on this kind of device (default: what there is)"
     )
-    parser.add_argument("--pairs", metavar="A:B,…", help="these ordered pairs alone")
-    parser.add_argument("--properties", metavar="NAME,…", help="these properties alone")
-    parser.add_argument("--by", choices=(OWN, OURS), help="the frameworks' own functions alone, or truebridge alone")
+    parser.add_argument("--pairs", metavar="A:B,…", help="only these ordered pairs")
+    parser.add_argument("--properties", metavar="NAME,…", help="only these properties")
+    parser.add_argument("--by", choices=(OWN, OURS), help="only the frameworks' own functions, or only truebridge")
     parser.add_argument("--repeat", type=int, default=10, metavar="N", help="rounds of each race (default: 10)")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes side by side (default: one for each core)")
     parser.add_argument("--seconds", type=float, default=60, help="how long a program may take (default: 60)")

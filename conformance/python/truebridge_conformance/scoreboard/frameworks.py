@@ -47,7 +47,7 @@ class Framework:
     special: Mapping[str, str] = field(default_factory=dict)
     #: Tensors whose memory is aligned to 64 bytes, where ``full`` is not.
     aligned: str | None = None
-    #: How long it takes to start, beside the others.
+    #: How long it takes to start, compared with the others.
     starts: int = 0
     #: What its tensors export, by protocol: an expression for a capsule, else the tensor itself.
     exports: Mapping[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Framework:
     ours_copy: str | None = None
     ours_to_host: str | None = None
     ours_ordered: str | None = None
-    #: On a GPU: a context with a stream of its own, what is defined once for the statements, and these: ``slow`` keeps
+    #: On a GPU: a context with its own stream, what is defined once for the statements, and these: ``slow`` keeps
     #: the stream busy for some 40 ms, ``write`` makes the elements of ``x`` be ``$v``, ``copied`` makes ``z`` a copy of
     #: ``y``. All of them return at once. Where there is no ``slow``, the two others take as long.
     stream: str | None = None

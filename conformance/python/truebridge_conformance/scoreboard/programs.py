@@ -112,7 +112,7 @@ class Cell:
         template = self.asked.template
         used = {"$slow_x": self.source, "$write_i": self.source, "$slow_y": self.target}
         racing = [row for name, row in used.items() if name in template and (name != "$write_i" or not row.slow)]
-        # What has no slow work of its own is slow in each statement, and its calls name its stream.
+        # A library without slow work is slow in each statement, and its calls name its stream.
         return racing + [row for row in (self.target,) if not row.slow]
 
     def _values(self, call: str, repeat: int) -> Mapping[str, str]:

@@ -47,7 +47,7 @@ class Report:
     #: Seconds that it took, and rounds of each race.
     seconds: float
     repeat: int
-    #: The snippets that do not do what they are for, by framework, kind of device and property.
+    #: The snippets that fail on the framework's own tensors, by framework, kind of device and property.
     controls: list[Row]
     rows: list[Row]
     sentences: list[Sentence] = field(default_factory=lambda: list(EVERY))

@@ -1,4 +1,4 @@
-"""Runs the programs: those of a pair one after another in a process, and what came out wrong again, alone."""
+"""Runs the programs: those of a pair one after another in a process, and what came out wrong again by itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Task:
-    """A program to run, and what it is for."""
+    """A program to run, and the cell that it judges."""
 
     cell: Cell
     program: Program
@@ -57,7 +57,7 @@ class Run:
     repeat: int = 10
     #: Seconds that a program may take, without the imports of a batch.
     seconds: float = 60
-    #: Seconds more for a program in a process of its own, which imports the frameworks.
+    #: Seconds more for a program in a separate process, which imports the frameworks.
     start: float = 30
     #: Processes side by side.
     jobs: int = 2
@@ -130,7 +130,7 @@ class Run:
         return outcomes or [Outcome("could not run", verdicts.shortened(ran.err) or f"exit {ran.status}")]
 
     def alone(self, folder: Path, task: Task) -> Outcome:
-        """Run a program as a reader does: in a process of its own."""
+        """Run a program as a reader does: in a separate process."""
         path = folder / task.name
         command = [*self.python, "-X", "faulthandler", os.fspath(path)]
         return self._judged(task, path, self._process(command, task.cell, folder, self.seconds + self.start))

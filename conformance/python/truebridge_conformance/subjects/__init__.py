@@ -73,7 +73,7 @@ class Usual(NamedTuple):
     """A tensor as users of a framework make it (``Usual`` in ``conformance/src/users.rs``)."""
 
     name: str
-    #: Makes the tensor, in memory of its own, with elements that a seed chooses.
+    #: Makes the tensor, in its own memory, with elements that a seed chooses.
     make: Callable[[int], Any]
     #: The kind of the error with which it is refused.
     refused: str | None = None
@@ -81,7 +81,7 @@ class Usual(NamedTuple):
     pending: str | None = None
     #: What a user does with it while a view of it lives.
     afterwards: Callable[[Any], Any] | None = None
-    #: Whether a view by the framework's public interface alone is right as well.
+    #: Whether a view only by the framework's public interface is right as well.
     public: bool = True
 
 
@@ -157,7 +157,7 @@ class Subject(Protocol):
         """Make a stream wait for the work that another one has now. Called only with the capability ``graphs``."""
 
     def streams(self) -> list[int]:
-        """Return the handles of the streams beside the default one."""
+        """Return the handles of the streams other than the default one."""
 
     def use(self, handle: int) -> int:
         """Make a stream the current one. Return the handle of the one before."""
@@ -179,7 +179,7 @@ class Subject(Protocol):
 
 
 class Stream(NamedTuple):
-    """A stream of a framework, which the benches use beside the default streams of the others."""
+    """A stream of a framework, which the benches use with the default streams of the others."""
 
     handle: int
     #: Makes it the current one, or does nothing where the framework has one stream.
@@ -189,7 +189,7 @@ class Stream(NamedTuple):
 
 
 class Path(NamedTuple):
-    """What the soak repeats beside the pairs: its name, its tensor by the length in bytes, the call, its views."""
+    """What the soak also repeats: its name, its tensor by the length in bytes, the call, its views."""
 
     name: str
     make: Callable[[int], Any]
@@ -217,7 +217,7 @@ class Bench:
     unknown_reuse: bool = False
     #: Returns the bytes of the device that it has in use.
     used: Callable[[], int] = lambda: 0
-    #: What the soak repeats beside the pairs.
+    #: What the soak repeats in addition to the pairs.
     path: Path | None = None
 
 

@@ -101,7 +101,7 @@ def taken(take: Callable[[Any], Any], tensor: Any) -> Any:
 
 
 def elements(seed: int, nbytes: int) -> bytes:
-    """Return bytes of which no floating-point number is a NaN, and of which each may be an element of its own."""
+    """Return bytes of which no floating-point number is a NaN, and of which each may be one element."""
     return bytes(byte & 0x3F for byte in random.Random(seed).randbytes(nbytes))
 
 
@@ -293,7 +293,7 @@ class Arrays:
             return None
 
     def bits(self, array: Any) -> Any:
-        """Return the same memory as integers, which no kernel changes; elements of 16 bytes stay what they are."""
+        """Return the same memory as integers, which no kernel changes; elements of 16 bytes keep their dtype."""
         return array.view(f"i{array.itemsize}") if array.itemsize <= 8 else array
 
     def elements(self, data: bytes, like: Any) -> Any:

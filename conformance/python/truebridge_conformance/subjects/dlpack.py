@@ -1,4 +1,4 @@
-"""A producer that speaks DLPack alone, with all that the specification allows and few libraries do."""
+"""A producer that speaks only DLPack, with all that the specification allows and few libraries do."""
 
 # What the methods promise is documented in conformance/src/subject.rs, once.
 # ruff: noqa: D102, D105, D107
@@ -81,7 +81,7 @@ destroy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(release_unclaimed)
 
 
 class Described:
-    """A tensor over memory of the suite. What its capsules say, beside that, is chosen by a number."""
+    """A tensor over memory of the suite. A number chooses what else its capsules say."""
 
     lanes = 1
 

@@ -63,7 +63,7 @@ class JAX(Unwritable):
         )
 
     def put(self, array: Any) -> Any:
-        """Return an array with memory of its own, which no kernel has to be compiled for."""
+        """Return an array with its own memory, for which no kernel has to be compiled."""
         return self.copied(self.jax.device_put(array, self.device)).block_until_ready()
 
     def copied(self, array: Any) -> Any:

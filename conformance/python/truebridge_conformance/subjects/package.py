@@ -19,7 +19,7 @@ CLASSES: dict[str, tuple[type[BaseException], ...]] = {
 
 
 def within(x: Any, target: Any, keywords: dict[str, Any]) -> Any:
-    """Convert a tree of the tensor, twice, and other objects, which stay what they are."""
+    """Convert a tree of the tensor, twice, and other objects, which pass through."""
     other = object()
     tree = truebridge.convert({"first": [x, "text", None], "second": (other, x)}, target, **keywords)
     kept = tree["first"][1:] == ["text", None] and tree["second"][0] is other

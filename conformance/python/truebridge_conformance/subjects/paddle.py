@@ -40,7 +40,7 @@ class Paddle(SingleStream):
         return Capabilities(names, negative_strides=True, gigabytes=True, copies=False, parts=True, imports=1)
 
     def bits(self, tensor: Any) -> Any:
-        """Return the same memory as integers, which no kernel changes; elements of 16 bytes stay what they are."""
+        """Return the same memory as integers, which no kernel changes; elements of 16 bytes keep their dtype."""
         size = tensor.element_size()
         return tensor.view(BITS[size]) if size in BITS else tensor
 

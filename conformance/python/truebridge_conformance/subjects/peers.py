@@ -1,4 +1,4 @@
-"""Libraries that are known by a protocol alone: what their subjects share."""
+"""Libraries that are known only by a protocol: what their subjects share."""
 
 # What the methods promise is documented in conformance/src/subject.rs, once.
 # ruff: noqa: D102, D107
@@ -18,7 +18,7 @@ from truebridge_conformance.subjects.streams import ManyStreams
 class Peer(ManyStreams):
     """A library that shares memory by a protocol.
 
-    The library allocates, makes tensors and says what they are. NumPy and CuPy read and write at the addresses that it
+    The library allocates, makes tensors and describes them. NumPy and CuPy read and write at the addresses that it
     says, CuPy in the stream of the library that is current. No protocol is involved in that.
     """
 

@@ -12,7 +12,7 @@ from truebridge_conformance.subjects.peers import Peer
 
 
 class PyArrow(Peer):
-    """PyArrow's arrays, which are marked read-only, and its tensors, which are not, in memory of its own.
+    """PyArrow's arrays, which are marked read-only, and its tensors, which are not, in its memory.
 
     A vector that is read-only is an array, and everything else is a tensor.
     """

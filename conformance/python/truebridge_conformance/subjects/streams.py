@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from truebridge_conformance.subjects.common import Optional
 
-#: Streams that a framework makes beside its default one, which do not wait for that one.
+#: Streams that a framework makes in addition to its default one, and that do not wait for it.
 STREAMS = 2
 
 #: The handle of CUDA's default stream of the calling thread, which waits for the legacy stream.

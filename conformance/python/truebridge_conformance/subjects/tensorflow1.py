@@ -215,7 +215,7 @@ class TensorFlow1(Unwritable):
         return used
 
     def import_natively(self, other: Any) -> None:
-        """TensorFlow 1.x takes tensors of other frameworks through the host alone."""
+        """TensorFlow 1.x takes tensors of other frameworks only through the host."""
 
 
 #: ``CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL``
@@ -275,7 +275,7 @@ def bench(device: str) -> Bench | None:
 def libraries() -> tuple[str | None, str | None, str | None]:
     """Return the version of TensorFlow 1.x, or why it cannot be used, and why not on a CUDA device.
 
-    A process of its own loads the libraries. The description of the host calls this.
+    Runs in a separate process, because it loads the libraries. The description of the host calls this.
     """
     path = f"import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parents[2])!r})"
     command = [sys.executable, "-c", f"{path}; from {__name__} import tell; tell()"]

@@ -166,7 +166,7 @@ class Torch(ManyStreams):
         tensor.data = self.torch.zeros_like(tensor)
 
     def resized_later(self) -> list[Usual]:
-        """Return what a view keeps on the host alone, where the adapter does more than PyTorch's export.
+        """Return what a view keeps only on the host, where the adapter does more than PyTorch's export.
 
         Elsewhere a view keeps the storage, and not its memory.
         """

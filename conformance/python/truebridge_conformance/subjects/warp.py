@@ -25,7 +25,7 @@ class Warp(Peer):
         self.there = warp.get_device("cpu" if device == "cpu" else device)
         super().__init__(device)
         if not self.on_host:
-            # Warp makes a stream of its own for each device, and starts in it.
+            # Warp makes its own stream for each device, and starts in it.
             self.handle_now = self.handle(self.there.stream)
             self.known[self.handle_now] = self.there.stream
 

@@ -35,7 +35,7 @@ def tf() -> Any:
 
 @pytest.fixture
 def session(tf: Any) -> Iterator[Any]:
-    """A session on a graph of its own."""
+    """A session on a new graph."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         yield session
 

@@ -149,7 +149,7 @@ def test_a_function_takes_the_handle_as_a_tensor(tf: Any) -> None:
         assert (tb.take(fetched).numpy() == 2 * array).all()
         assert (eager.numpy() == array + 1).all()
     assert traced == [[None, 3]]
-    # TensorFlow makes an error of its own of what is raised while it traces.
+    # TensorFlow raises its own error for what is raised while it traces.
     with pytest.raises(Exception, match="convert_to_tensor"):
         double(tb.feed(np.ones((2, 3), np.float32)))
 

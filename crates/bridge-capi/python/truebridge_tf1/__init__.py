@@ -98,7 +98,7 @@ class Feed(np.ndarray):
         self._kept = getattr(other, "_kept", None)
 
     def __reduce__(self) -> Any:
-        """Refuse: a handle is valid in this process alone."""
+        """Refuse: a handle is valid only in this process."""
         raise TypeError("a Feed is valid in its process only: call feed in the other process")
 
 

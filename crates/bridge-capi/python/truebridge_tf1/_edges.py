@@ -51,7 +51,7 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
     shape : sequence of int or None
         The shape, in elements; ``None`` is a length that varies. Every run checks it.
     handle : tensorflow.Tensor or Feed, optional
-        A ``placeholder``. Without it, the graph gets one of its own, which ``handle_of`` returns. In eager execution it
+        A ``placeholder``. Without it, the graph gets a new one, which ``handle_of`` returns. In eager execution it
         is the result of ``feed``. In a ``tf.function`` it is an argument: call the function with
         ``tf.convert_to_tensor(fed)``.
     name : str, optional

@@ -27,7 +27,7 @@ def share(x: Any, *, expires: float = 60.0, writing: Optional[str] = None) -> st
     expires : float, optional
         Seconds for which the ticket can be opened.
     writing : {None, "private", "never", "shared"}
-        What a process that opens the ticket may do. With ``"private"`` it may write, and sees its own writes alone (the
+        What a process that opens the ticket may do. With ``"private"`` it may write, and sees only its own writes (the
         default on the host); with ``"never"`` no process may write; with ``"shared"`` all may, and see each other's
         writes (the default on a device).
 

@@ -1,5 +1,5 @@
 // A device on the host: runs the kernels for programs that write commands to its standard input. The threads of a block
-// are fibers, which change at barriers alone, in an order that `seed` draws. So a barrier that is missing shows, an
+// are fibers, which change only at barriers, in an order that `seed` draws. So a barrier that is missing shows, an
 // access beyond memory or at a wrong address is the sanitizers' to find, and a barrier that not all threads meet is an
 // error.
 #include <algorithm>
