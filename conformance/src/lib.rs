@@ -66,6 +66,7 @@ mod coverage;
 mod engine;
 pub mod expect;
 pub mod fault;
+mod habits;
 mod histogram;
 mod host;
 mod lists;

@@ -363,6 +363,13 @@ fn score(pair: &PairReport) -> String {
     format!("{mark}{passed}{expected} of {judged}{idle}, {cases} cases")
 }
 
+/// Returns text as HTML has it.
+fn escaped(text: &str) -> String {
+    // HTML does not have the other control characters.
+    let text = text.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}");
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
 /// Returns what a property's cell says of the frameworks' own method.
 fn native(crate::Native { wrong, refused, cases }: crate::Native) -> String {
     let refused = if refused > 0 { format!(", refused {refused}") } else { String::new() };

@@ -1,6 +1,6 @@
 //! Every planted fault is found by the property that must find it.
 
-use bridge_conformance::fault::run_faults;
+use bridge_conformance::sim::run_faults;
 
 #[test]
 fn every_planted_fault_is_caught() {

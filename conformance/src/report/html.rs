@@ -4,7 +4,7 @@ use super::history::{History, Run};
 use super::picture::{layout, legend};
 use super::program::program;
 use super::timeline::timeline;
-use super::{Broken, COUNTS, FaultReport, Host, KNOWN, LeftOut, Report, Summary, native};
+use super::{Broken, COUNTS, FaultReport, Host, KNOWN, LeftOut, Report, Summary, escaped, native};
 use crate::{Bar, Case, Coverage, PROPERTIES, PairReport, PropertyReport, Verdict, property, words};
 use std::fmt::Write;
 
@@ -43,13 +43,6 @@ pub(super) fn page(report: &Report, history: &History) -> String {
     ];
     let page = PAGE.replace("{style}", include_str!("page.css"));
     page.replace("{title}", &escaped(&title)).replace("{body}", &body.concat())
-}
-
-/// Escapes text.
-pub(super) fn escaped(text: &str) -> String {
-    // HTML does not have the other control characters.
-    let text = text.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}");
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 fn heading(report: &Report, title: &str) -> String {

@@ -183,14 +183,14 @@ fn the_page_shows_failures_first_with_their_case_and_command() {
     let page = html::page(&report, &History::default().with(&report));
     let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} is not in {page}"));
     assert!(at("id=\"failures\"") < at("id=\"pairs\"") && at("id=\"pairs\"") < at("id=\"coverage\""));
-    assert!(page.contains(&html::escaped(REPLAY)) && page.contains("&lt;wrong&gt;") && !page.contains("<wrong>"));
+    assert!(page.contains(&escaped(REPLAY)) && page.contains("&lt;wrong&gt;") && !page.contains("<wrong>"));
     assert!(at("class=\"layout\"") < at("id=\"pairs\""));
     // A process that dies outside any case has called nothing.
     let told = &page[at("What was called")..];
     let within = |text: &str| told.find(text).unwrap_or_else(|| panic!("{text} is not in {told}"));
     assert!(within("What came out") < within("What should have"));
     assert!(within("What should have") < within("x = cupy.lib.stride_tricks.as_strided(base[5:], (2, 3), (-20, 4))"));
-    assert!(within("y = torch.from_dlpack(x)") < within(&html::escaped(REPLAY)));
+    assert!(within("y = torch.from_dlpack(x)") < within(&escaped(REPLAY)));
     let title = format!("<title>truebridge {}, commit 0123abcd: conformance on ", env!("CARGO_PKG_VERSION"));
     assert!(page.contains(&title), "{page}");
     assert!(page.contains("<small class=\"bad\">wrong 7, refused 1 of 10</small>"));

@@ -1,5 +1,6 @@
 //! What a case does, in which stream, one step after the other.
 
+use super::escaped;
 use crate::names::adapter_of;
 use crate::{Case, Picks, Route};
 use std::fmt::Write;
@@ -268,7 +269,7 @@ const NAMES: usize = 190;
 /// Returns `None` where there is nothing to show.
 pub(super) fn timeline(property: &str, case: &Case, names: [&str; 2]) -> Option<String> {
     let list = |lines: Vec<String>| {
-        let items: String = lines.iter().map(|line| format!("<li>{}</li>", super::html::escaped(line))).collect();
+        let items: String = lines.iter().map(|line| format!("<li>{}</li>", escaped(line))).collect();
         format!("<ol>{items}</ol>")
     };
     if !case.ops.is_empty() {
@@ -294,7 +295,7 @@ pub(super) fn timeline(property: &str, case: &Case, names: [&str; 2]) -> Option<
     };
     for lane in &lanes {
         let (y, end) = (middle(lane), width - 10);
-        let name = super::html::escaped(lane);
+        let name = escaped(lane);
         let _ = write!(svg, r#"<text x="0" y="{}">{name}</text><path class="lane" d="M{NAMES} {y}H{end}"/>"#, y + 4);
     }
     for (number, (streams, _)) in steps.iter().enumerate() {

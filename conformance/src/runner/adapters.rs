@@ -1,9 +1,9 @@
 //! The adapters that the runner knows, and which of them a run can use.
 
-use super::options::{Options, PairName};
+use super::options::Options;
 use super::peers::{DLPACK, PEERS, Peer};
 use super::variants::{EXTRA, VARIANTS, Variant, agree, beside, is_shared};
-use crate::names::{adapter_of, in_other_process, remote};
+use crate::names::{PairName, adapter_of, in_other_process, remote};
 use crate::report::{Host, LeftOut};
 use bridge_core::{Device, DeviceKind};
 use bridge_frameworks::{Framework, Source};

@@ -1,6 +1,6 @@
 //! The smallest case that still kills a process.
 
-use super::pair::{At, Job};
+use super::job::{At, Job};
 use super::progress::Progress;
 use crate::protocol::Message;
 use crate::watch::{Ending, Patience, Watch};

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod crash;
+mod job;
 mod options;
 mod pair;
 mod peers;
@@ -14,23 +15,24 @@ mod sanitizer;
 mod variants;
 mod worker;
 
+pub use crate::names::PairName;
 pub use crate::protocol::Message;
 pub use adapters::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES, known};
-pub use options::{Choice, Options, PairName};
+pub use options::{Choice, Options};
 pub use peers::{PEERS, Peer};
 pub use sanitizer::Sanitizer;
 pub use variants::{VARIANTS, Variant};
 pub use worker::work;
 
 use crate::expect::{self, read_expectations};
-use crate::fault::run_faults;
 use crate::properties::SUBJECT;
 use crate::report::{GitHub, Host, LeftOut, Report, SCHEMA, Summary, quoted};
+use crate::sim::run_faults;
 use crate::watch::Patience;
 use crate::{Expectation, PairReport, Regression, Verdict, words};
 use bridge_core::Device;
 use crash::Replay;
-use pair::Job;
+use job::Job;
 use progress::{Display, Progress};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The options of a run.
 
 use super::sanitizer::Sanitizer;
-use crate::names::in_other_process;
+use crate::names::{PairName, in_other_process};
 use crate::{PROPERTIES, property};
 use bridge_core::{Device, DeviceKind};
 use clap::Parser;
@@ -163,39 +163,6 @@ impl Choice {
             Self::On(device) if (device.index as usize) < gpus => Ok(device),
             Self::On(device) => Err(format!("there is no device {device}: this host has {gpus} CUDA devices")),
         }
-    }
-}
-
-/// An ordered pair of adapters, `from:to`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PairName {
-    /// The source.
-    pub from: String,
-    /// The target.
-    pub to: String,
-}
-
-impl FromStr for PairName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once(':') {
-            Some((from, to)) if !from.is_empty() && !to.is_empty() => Ok(Self { from: from.into(), to: to.into() }),
-            _ => Err("say two adapters, such as torch:cupy".into()),
-        }
-    }
-}
-
-impl PairName {
-    /// Returns the pair as it is shown, `from → to`.
-    pub fn arrow(&self) -> String {
-        format!("{} → {}", self.from, self.to)
-    }
-}
-
-impl std::fmt::Display for PairName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.from, self.to)
     }
 }
 

@@ -2,10 +2,9 @@
 //! into a separate process, and must be found there.
 
 use super::adapters::Known;
-use super::options::PairName;
-use super::pair::Job;
+use super::job::Job;
 use crate::fault::{FaultReport, REAL_FAULTS, RealFault};
-use crate::names::{adapter_of, remote};
+use crate::names::{PairName, adapter_of, remote};
 use crate::processes::{Direction, FLAWS};
 use crate::protocol::Message;
 use crate::report::Host;

@@ -1,6 +1,6 @@
 //! Progress of a run: one line a pair. On a terminal a bar stands in its place until the pair is done.
 
-use super::options::PairName;
+use crate::names::PairName;
 use crate::{PairReport, PropertyReport, Verdict};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;

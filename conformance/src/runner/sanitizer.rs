@@ -1,6 +1,6 @@
 //! Workers under NVIDIA's compute-sanitizer.
 
-use super::pair::Job;
+use crate::names::PairName;
 use crate::watch::Patience;
 use crate::words;
 use clap::ValueEnum;
@@ -58,15 +58,14 @@ impl Sanitizer {
         }
     }
 
-    /// Returns the file for what is found in a pair.
-    fn log(self, job: &Job<'_>) -> PathBuf {
-        let pair = format!("{}-{}", job.pair.from, job.pair.to);
-        job.options.report.join(format!("{}-{pair}.log", self.name()))
+    /// Returns the file in the folder of reports for what is found in a pair.
+    fn log(self, folder: &Path, pair: &PairName) -> PathBuf {
+        folder.join(format!("{}-{}-{}.log", self.name(), pair.from, pair.to))
     }
 
     /// Returns the command line of a worker under the sanitizer.
-    pub(super) fn around(self, job: &Job<'_>, worker: Vec<OsString>) -> Vec<OsString> {
-        let log = self.log(job);
+    pub(super) fn around(self, folder: &Path, pair: &PairName, worker: Vec<OsString>) -> Vec<OsString> {
+        let log = self.log(folder, pair);
         // The sanitizer makes no folder. Where there is none, it cannot write, and the pair fails for that.
         let _ = log.parent().map(fs::create_dir_all);
         let mut program: Vec<OsString> = vec![PROGRAM.into(), "--tool".into(), self.name().into()];
@@ -99,8 +98,8 @@ impl Sanitizer {
 
     /// Returns what was found in the pair, whose worker has ended with this exit code; `None` if nothing was, as the
     /// log says.
-    pub(super) fn findings(self, job: &Job<'_>, code: i32) -> Option<String> {
-        let log = self.log(job);
+    pub(super) fn findings(self, folder: &Path, pair: &PairName, code: i32) -> Option<String> {
+        let log = self.log(folder, pair);
         let text = fs::read_to_string(&log).unwrap_or_default();
         match code {
             FOUND => Some(quoted(&log, &text)),

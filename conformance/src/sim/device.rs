@@ -1,15 +1,11 @@
 //! Streams whose work runs later, and the order among them.
 
 use super::clock::Clock;
-use super::copies::SimCopies;
 use super::memory::{Access, Memory};
-use crate::fault::Fault;
+use crate::habits;
 use crate::model::Random;
-use bridge_core::{
-    Copies, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Flush, Ordering, Result, Stream,
-};
+use bridge_core::{Deferred, Device, DeviceBuffer, Error, ErrorKind, Flush, Result, Stream};
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
@@ -32,7 +28,7 @@ pub(super) struct Graph {
 }
 
 /// A capture that is pending.
-struct Capture {
+pub(super) struct Capture {
     streams: Vec<usize>,
     nodes: Vec<Node>,
 }
@@ -44,7 +40,7 @@ impl Capture {
     }
 
     /// Makes a captured stream wait for another one, which becomes a captured one.
-    fn wait(&mut self, earlier: usize, later: usize) {
+    pub(super) fn wait(&mut self, earlier: usize, later: usize) {
         let mut number = |index| {
             self.number(index).unwrap_or_else(|| {
                 self.streams.push(index);
@@ -67,11 +63,11 @@ enum Task {
     Delay,
 }
 
-struct Queue {
+pub(super) struct Queue {
     /// `None` after it was destroyed, when its work still runs, and for one whose handle also names others.
     stream: Option<Stream>,
     /// Whether it waits for the legacy stream, and that one for it.
-    blocking: bool,
+    pub(super) blocking: bool,
     waiting: VecDeque<Task>,
     put_in: u64,
     done: u64,
@@ -94,23 +90,23 @@ impl Event {
     }
 }
 
-struct State {
+pub(super) struct State {
     memory: Memory,
-    queues: Vec<Queue>,
+    pub(super) queues: Vec<Queue>,
     /// The queue that [`Stream::PER_THREAD`] means on a thread.
     per_thread: HashMap<ThreadId, usize>,
     /// Handles of destroyed streams, which new streams reuse.
     handles: Vec<Stream>,
     /// The work that the host has waited for.
     host: Clock,
-    releases: Vec<(Event, Box<dyn DeviceBuffer>)>,
+    pub(super) releases: Vec<(Event, Box<dyn DeviceBuffer>)>,
     capture: Option<Capture>,
     /// What returns memory after the capture.
-    deferred: Vec<Deferred>,
+    pub(super) deferred: Vec<Deferred>,
     /// What the ordering is to call in a moment.
-    flushes: Vec<Flush>,
+    pub(super) flushes: Vec<Flush>,
     /// Whether it is called now.
-    flushing: bool,
+    pub(super) flushing: bool,
     found: Vec<String>,
     random: Random,
 }
@@ -122,14 +118,14 @@ pub struct SimDevice(Arc<Mutex<State>>);
 bridge_core::debug_fields!(impl[] SimDevice);
 
 /// The index of the legacy stream.
-const LEGACY: usize = 0;
+pub(super) const LEGACY: usize = 0;
 
 /// The most pieces of work that run between two calls of the host.
 const PROGRESS: usize = 3;
 
 impl SimDevice {
     /// An extension device in DLPack's list (`kDLExtDev`).
-    pub const DEVICE: Device = Device { kind: DeviceKind(12), index: 0 };
+    pub const DEVICE: Device = habits::DEVICE;
 
     /// A device that schedules work by this seed. It has a default stream.
     pub fn new(seed: u64) -> Self {
@@ -182,16 +178,6 @@ impl SimDevice {
             state.queues[index].stream = None;
             state.handles.push(stream);
         }
-    }
-
-    /// Returns what orders streams of this device, with copies.
-    pub fn ordering(&self) -> Arc<dyn Ordering> {
-        self.ordering_with(None)
-    }
-
-    /// As [`ordering`](Self::ordering), with a fault in it or in its copies.
-    pub(crate) fn ordering_with(&self, fault: Option<Fault>) -> Arc<dyn Ordering> {
-        Arc::new(SimOrdering { device: self.clone(), copies: SimCopies::new(self.clone(), fault), fault })
     }
 
     /// Reports what the checker has found since the last call.
@@ -275,7 +261,7 @@ impl SimDevice {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -407,7 +393,7 @@ impl State {
         self.queues.len() - 1
     }
 
-    fn index(&mut self, stream: Stream) -> Result<usize> {
+    pub(super) fn index(&mut self, stream: Stream) -> Result<usize> {
         if stream == Stream::PER_THREAD {
             let thread = thread::current().id();
             let known = self.per_thread.get(&thread).copied();
@@ -422,7 +408,7 @@ impl State {
         index.ok_or_else(|| Error::new(ErrorKind::Driver, format!("the simulated device has no {stream}")))
     }
 
-    fn wait(&mut self, earlier: usize, later: usize) {
+    pub(super) fn wait(&mut self, earlier: usize, later: usize) {
         self.before_point(earlier);
         self.link(earlier, later);
     }
@@ -455,7 +441,7 @@ impl State {
     }
 
     /// Returns the capture of a stream, and its number there.
-    fn captured(&mut self, index: usize) -> Option<(&mut Capture, usize)> {
+    pub(super) fn captured(&mut self, index: usize) -> Option<(&mut Capture, usize)> {
         let capture = self.capture.as_mut()?;
         let number = capture.number(index)?;
         Some((capture, number))
@@ -463,7 +449,7 @@ impl State {
 
     /// Returns whether a stream is being captured. The legacy stream counts as captured while a capture of a blocking
     /// stream forbids it.
-    fn is_captured(&self, index: usize) -> bool {
+    pub(super) fn is_captured(&self, index: usize) -> bool {
         let Some(capture) = &self.capture else { return false };
         capture.number(index).is_some() || index == LEGACY && self.forbids_legacy(capture)
     }
@@ -550,100 +536,4 @@ impl State {
         }
         reached
     }
-}
-
-/// Orders streams of a simulated device, and copies on it.
-pub struct SimOrdering {
-    device: SimDevice,
-    copies: SimCopies,
-    fault: Option<Fault>,
-}
-
-bridge_core::debug_fields!(impl[] SimOrdering: fault);
-
-// SAFETY: the simulated device checks each use of its memory itself.
-unsafe impl Ordering for SimOrdering {
-    unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
-        if device != SimDevice::DEVICE {
-            return Err(Error::new(ErrorKind::Driver, format!("there is no simulated device {device}")));
-        }
-        if self.fault == Some(Fault::UpdateNotAwaited) && self.copies.tables.launched_in(earlier) {
-            return Ok(());
-        }
-        let mut state = self.device.lock();
-        let (earlier, later) = (state.index(earlier)?, state.index(later)?);
-        let forbids = [earlier, later].contains(&LEGACY) && state.is_captured(LEGACY);
-        if forbids || state.is_captured(earlier) != state.is_captured(later) {
-            let text = "one of the streams is being captured, and the other is not";
-            let ignored = self.fault == Some(Fault::CaptureIgnored);
-            return if ignored { Ok(()) } else { Err(Error::new(ErrorKind::Captured, text)) };
-        }
-        if self.fault == Some(Fault::FlushNotOrdered) && state.flushing {
-            return Ok(());
-        }
-        if self.fault == Some(Fault::BlockingNotOrdered) && later != LEGACY && state.queues[later].blocking {
-            return Ok(());
-        }
-        match state.captured(earlier) {
-            Some(_) if self.fault == Some(Fault::WaitSkippedInCapture) => (),
-            Some((capture, _)) => capture.wait(earlier, later),
-            None => state.wait(earlier, later),
-        }
-        Ok(())
-    }
-
-    unsafe fn release_later(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        match self.device.record(stream) {
-            Ok(event) => self.device.lock().releases.push((event, buffer)),
-            Err(error) if error.kind() == ErrorKind::Captured && stream == Stream::LEGACY => {
-                let (device, mut held) = (self.device.clone(), Some(buffer));
-                let attempt = move || {
-                    let event = device.record(stream);
-                    event.is_ok_and(|event| {
-                        device.lock().releases.extend(held.take().map(|buffer| (event, buffer)));
-                        true
-                    })
-                };
-                self.device.lock().deferred.push(Box::new(attempt));
-            }
-            // The stream is unknown, or captured: the memory is leaked rather than reused too early.
-            Err(_) => std::mem::forget(buffer),
-        }
-    }
-
-    unsafe fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
-        let mut state = self.device.lock();
-        // A destroyed stream is reported.
-        state.index(stream).ok().map(|index| state.is_captured(index))
-    }
-
-    unsafe fn defer(&self, _: Device, stream: Stream, mut attempt: Deferred) {
-        // SAFETY: the caller's promise.
-        if !attempt() && unsafe { self.is_captured(SimDevice::DEVICE, stream) } == Some(true) {
-            self.device.lock().deferred.push(attempt);
-        }
-    }
-
-    fn flush_later(&self, flush: Flush) {
-        if self.fault != Some(Fault::FlushForgotten) {
-            self.device.lock().flushes.push(flush);
-        }
-    }
-
-    unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-        if self.fault == Some(Fault::GroupReleasedEarly) {
-            return drop(buffers);
-        }
-        // SAFETY: the caller's promise.
-        buffers.into_iter().for_each(|buffer| unsafe { self.release_later(device, stream, buffer) });
-    }
-
-    fn copies(&self) -> Option<&dyn Copies> {
-        Some(&self.copies)
-    }
-}
-
-/// Returns an access to a range of addresses.
-pub(super) fn access(bytes: Range<usize>, writes: bool) -> Access {
-    Access { bytes, writes }
 }

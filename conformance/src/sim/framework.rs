@@ -4,53 +4,15 @@ use super::device::SimDevice;
 use super::pool::Pool;
 use super::tensor::{Owner, SimBuffer, SimTensor, View};
 use crate::fault::Breakable;
+use crate::habits::Habits;
 use crate::model;
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Keep, Layout, Offer, Order, Profile, Result,
-    Reuse, Stream, Strides, Views,
+    Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Keep, Layout, Offer, Order, Profile, Result, Reuse,
+    Stream, Strides, Views,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
-
-/// The kind of a simulated framework.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Habits {
-    /// Takes any strides and addresses, keeps read-only, defers operations, and its allocator records streams.
-    Generous,
-    /// Takes strides that are not negative, and its allocator records no streams, like CuPy's.
-    Common,
-    /// Takes compact tensors at aligned addresses only.
-    Strict,
-    /// Is as strict, has its own single stream, and writes to no tensor, like TensorFlow.
-    Immutable,
-}
-
-/// Every kind.
-pub const HABITS: [Habits; 4] = [Habits::Generous, Habits::Common, Habits::Strict, Habits::Immutable];
-
-impl Habits {
-    /// What its own tensors may be used for.
-    fn access(self) -> Access {
-        if self == Self::Immutable { Access::Immutable } else { Access::ReadWrite }
-    }
-
-    fn profile(self) -> Profile {
-        let whole = DType::NAMED.iter().map(|(dtype, _)| *dtype).filter(|dtype| dtype.itemsize().is_some());
-        let (name, strides, alignment, keeps_read_only, leaves_out): (_, _, _, _, &[DType]) = match self {
-            Self::Generous => ("sim-generous", Strides::Any, 0, true, &[]),
-            Self::Common => ("sim-common", Strides::NonNegative, 1, false, &[DType::COMPLEX32, DType::UINT16]),
-            Self::Strict => ("sim-strict", Strides::Compact, 64, false, &[DType::COMPLEX32, DType::FLOAT8_E3M4]),
-            Self::Immutable => ("sim-immutable", Strides::Compact, 64, true, &[DType::COMPLEX32, DType::FLOAT8_E4M3]),
-        };
-        Profile::export_only(name)
-            .with_dtypes(whole.filter(|dtype| !leaves_out.contains(dtype)).collect())
-            .with_strides(strides)
-            .with_alignment(alignment)
-            .with_devices(vec![SimDevice::DEVICE.kind])
-            .with_keeps_read_only(keeps_read_only)
-    }
-}
 
 /// The part that leases keep alive.
 pub(super) struct SimConsumer {

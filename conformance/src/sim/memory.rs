@@ -11,6 +11,16 @@ pub(super) struct Access {
     pub(super) writes: bool,
 }
 
+impl Access {
+    pub(super) fn read(bytes: Range<usize>) -> Self {
+        Self { bytes, writes: false }
+    }
+
+    pub(super) fn write(bytes: Range<usize>) -> Self {
+        Self { bytes, writes: true }
+    }
+}
+
 /// An access that was submitted to a stream.
 #[derive(Debug)]
 struct Past {

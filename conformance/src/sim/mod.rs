@@ -8,13 +8,18 @@
 mod clock;
 mod copies;
 mod device;
+mod faults;
 mod framework;
 mod memory;
+mod ordering;
 mod pool;
 mod subject;
 mod tables;
 mod tensor;
 
-pub use device::{SimDevice, SimOrdering};
-pub use framework::{HABITS, Habits, SimFramework};
+pub use crate::habits::{HABITS, Habits};
+pub use device::SimDevice;
+pub use faults::run_faults;
+pub use framework::SimFramework;
+pub use ordering::SimOrdering;
 pub use tensor::SimTensor;

@@ -1,9 +1,10 @@
 //! The subject of a simulated framework.
 
 use super::device::SimDevice;
-use super::framework::{Current, Habits, OwnStream, SimFramework};
+use super::framework::{Current, OwnStream, SimFramework};
 use super::memory::{Access, Memory};
 use super::tensor::{Owner, SimTensor, View};
+use crate::habits::Habits;
 use crate::{Capabilities, Observed, Replay, Spec, Subject, Threads, model};
 use bridge_core::{
     Access as Rights, Adapter, DType, Device, Error, ErrorKind, Layout, Ordering, Pending, Result, Stream,

@@ -1,7 +1,7 @@
 //! Copies of many pieces in one launch: its work reads what to copy from a table in memory of the device.
 
-use super::device::{Event, SimDevice, access};
-use super::memory::Memory;
+use super::device::{Event, SimDevice};
+use super::memory::{Access, Memory};
 use super::tensor::View;
 use crate::fault::Fault;
 use crate::model;
@@ -150,7 +150,7 @@ impl Tables {
     fn launch(&self, table: &Table, stream: Stream) -> Result<()> {
         let (address, len) = (table.address, table.numbers.len() * ENTRY);
         let pieces = Arc::clone(&self.pieces);
-        let mut accesses = vec![access(address..address + len, false)];
+        let mut accesses = vec![Access::read(address..address + len)];
         for number in &table.numbers {
             let Entered { from, to, .. } = &locked(&pieces)[*number as usize];
             accesses.extend([from.reads()?, to.writes()?]);

@@ -1,6 +1,5 @@
 //! The tensor of a simulated framework, and its buffer when it is exported.
 
-use super::device::access;
 use super::memory::{Access, Memory};
 use super::pool::Block;
 use crate::model;
@@ -64,11 +63,11 @@ impl View {
     }
 
     pub(super) fn reads(&self) -> Result<Access> {
-        Ok(access(self.bytes()?, false))
+        Ok(Access::read(self.bytes()?))
     }
 
     pub(super) fn writes(&self) -> Result<Access> {
-        Ok(access(self.bytes()?, true))
+        Ok(Access::write(self.bytes()?))
     }
 
     /// Returns the addresses of the elements, in row-major order.

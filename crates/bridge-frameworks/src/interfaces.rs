@@ -68,6 +68,18 @@ pub(crate) fn array<'py>(object: &PyTensor<'py>, interface: &PyTensor<'py>) -> R
     }
 }
 
+/// Exports an array of NumPy.
+///
+/// # Errors
+///
+/// Those of NumPy's adapter; [`ErrorKind::Missing`] where its feature is off.
+pub(crate) fn export_numpy(array: &PyTensor<'_>) -> Result<Export> {
+    #[cfg(feature = "numpy")]
+    return bridge_core::Adapter::export(&bridge_numpy::NumPy::new(array.py())?, array);
+    #[cfg(not(feature = "numpy"))]
+    Err(Error::new(ErrorKind::Missing, format!("no adapter takes {}: enable the feature numpy", type_name(array))))
+}
+
 /// Returns the interface with its buffer. Without `data`, that is the buffer of the object itself (NumPy, "The array
 /// interface protocol").
 fn with_data<'py>(object: &PyTensor<'py>, interface: &Bound<'py, PyDict>) -> Result<Bound<'py, PyDict>> {

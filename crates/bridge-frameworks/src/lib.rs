@@ -12,6 +12,8 @@
 struct Readme;
 
 #[cfg(feature = "python")]
+mod adapters;
+#[cfg(feature = "python")]
 mod borrower;
 #[cfg(feature = "python")]
 mod deferred;
@@ -38,6 +40,8 @@ mod tensor;
 mod unsupported;
 
 #[cfg(feature = "python")]
+pub use adapters::AnyAdapter;
+#[cfg(feature = "python")]
 pub use borrower::Named;
 #[cfg(feature = "python")]
 pub use lending::Lending;
@@ -47,8 +51,6 @@ pub use loan::Loan;
 pub use objects::{adapter_of, borrow, seen, source_of};
 #[cfg(feature = "python")]
 pub use protocol::{Protocol, is_bridge_error};
-#[cfg(feature = "python")]
-pub use table::AnyAdapter;
 pub use table::Framework;
 #[cfg(feature = "python")]
 pub use tensor::Tensor;

@@ -6,7 +6,7 @@ use crate::loan::Loan;
 use crate::origin::{READER, origin};
 use crate::stated::corrected;
 use crate::unsupported::{is_of, no_tensor};
-use crate::{Framework, driver, interfaces};
+use crate::{driver, interfaces};
 use bridge_core::dlpack::Origin;
 use bridge_core::dlpack::ffi::DLDevice;
 use bridge_core::{
@@ -320,7 +320,7 @@ fn export(object: &PyTensor<'_>) -> Result<Export> {
     } else if let Some(interface) = attribute(intern!(py, "__cuda_array_interface__"))? {
         return interfaces::export_cuda(object, &interface);
     } else if let Some(interface) = attribute(intern!(py, "__array_interface__"))? {
-        return Framework::NumPy.open(py)?.export(&interfaces::array(object, &interface)?);
+        return interfaces::export_numpy(&interfaces::array(object, &interface)?);
     } else {
         return Err(no_tensor(object));
     };

@@ -1,9 +1,77 @@
-//! The rows, and what is generated from them.
+//! The rows, and the facts that are generated from them.
 
 use crate::{BOTH, CUDA, HOST, Source};
 use bridge_core::DeviceKind;
 
-macro_rules! frameworks {
+/// Calls a macro with the rows.
+macro_rules! rows {
+    ($with:ident) => {
+        $with! {
+        // adapters: begin
+        Torch {
+            name: "torch",
+            aliases: &["pytorch"],
+            module: "torch",
+            source: Source::Distributions(&["torch"]),
+            devices: BOTH,
+            adapter: bridge_torch::Torch if "torch",
+        }
+        CuPy {
+            name: "cupy",
+            aliases: &["cp"],
+            module: "cupy",
+            source: Source::Distributions(&["cupy-cuda13x", "cupy-cuda12x", "cupy"]),
+            devices: CUDA,
+            adapter: bridge_cupy::CuPy if "cupy",
+        }
+        NumPy {
+            name: "numpy",
+            aliases: &["np"],
+            module: "numpy",
+            source: Source::Distributions(&["numpy"]),
+            devices: HOST,
+            adapter: bridge_numpy::NumPy if "numpy",
+        }
+        JAX {
+            name: "jax",
+            aliases: &["jnp"],
+            module: "jax",
+            source: Source::Distributions(&["jax"]),
+            devices: BOTH,
+            adapter: bridge_jax::JAX if "jax",
+        }
+        Paddle {
+            name: "paddle",
+            aliases: &[],
+            module: "paddle",
+            source: Source::Distributions(&["paddlepaddle"]),
+            devices: HOST,
+            adapter: bridge_paddle::Paddle if "paddle",
+        }
+        // adapters: end
+        TensorFlow {
+            name: "tensorflow",
+            aliases: &["tf", "tf2", "tensorflow2"],
+            module: "tensorflow",
+            source: Source::Distributions(&["tensorflow", "tensorflow-cpu"]),
+            devices: BOTH,
+            adapter: bridge_tensorflow::TensorFlow2 if "tensorflow",
+        }
+        TensorFlow1 {
+            name: "tensorflow1",
+            aliases: &["tf1"],
+            module: "truebridge.tensorflow1",
+            source: Source::Folder("TRUEBRIDGE_TENSORFLOW1"),
+            devices: BOTH,
+            adapter: bridge_tensorflow::TensorFlow1 if "tensorflow",
+        }
+        }
+    };
+}
+#[cfg(feature = "python")]
+pub(crate) use rows;
+
+macro_rules! facts {
     ($($variant:ident {
         name: $name:literal,
         aliases: $aliases:expr,
@@ -59,205 +127,10 @@ macro_rules! frameworks {
                 }
             }
         }
-
-        #[cfg(feature = "python")]
-        mod adapters {
-            use super::Framework;
-            use crate::Protocol;
-            use bridge_core::{Adapter, Consumer, DType, Device, Failed, Export, Offer, Order, Profile, Result};
-            use bridge_pyo3::{Borrowed, Fingerprint, PyAdapter, PyTensor};
-            use pyo3::Python;
-            use std::ops::Deref;
-            use std::sync::Arc;
-
-            /// The adapter of one of the frameworks, or the one of objects that are known by a protocol. It has as
-            /// many variants as features are enabled, by any crate of the program.
-            #[non_exhaustive]
-            pub enum AnyAdapter<'py> {
-                /// The adapter of any other producer.
-                Protocol(Protocol<'py>),
-                $(#[doc = concat!("The adapter for `", $name, "`.")]
-                #[cfg(feature = $feature)]
-                $variant($package::$adapter<'py>),)*
-            }
-
-            impl<'py> Deref for AnyAdapter<'py> {
-                type Target = dyn PyAdapter<'py> + 'py;
-
-                fn deref(&self) -> &Self::Target {
-                    match self {
-                        Self::Protocol(adapter) => adapter,
-                        $(#[cfg(feature = $feature)] Self::$variant(adapter) => adapter,)*
-                    }
-                }
-            }
-
-            #[deny(clippy::missing_trait_methods)]
-            // SAFETY: it does what the adapter of the framework does.
-            unsafe impl<'py> Adapter for AnyAdapter<'py> {
-                type Tensor = PyTensor<'py>;
-
-                fn profile(&self) -> &Profile {
-                    (**self).profile()
-                }
-
-                fn consumer(&self) -> Arc<dyn Consumer> {
-                    (**self).consumer()
-                }
-
-                fn export(&self, tensor: &Self::Tensor) -> Result<Export> {
-                    (**self).export(tensor)
-                }
-
-                fn import(&self, offer: Offer) -> Result<Self::Tensor> {
-                    (**self).import(offer)
-                }
-
-                fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor> {
-                    (**self).compact(tensor)
-                }
-
-                fn overwritten(&self, tensor: &Self::Tensor) -> Result<()> {
-                    (**self).overwritten(tensor)
-                }
-
-                fn overwritten_all(&self, tensors: &[&Self::Tensor]) -> Result<(), Failed> {
-                    (**self).overwritten_all(tensors)
-                }
-
-                unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Self::Tensor> {
-                    // SAFETY: the caller's obligation.
-                    unsafe { (**self).empty(device, dtype, shape, order) }
-                }
-            }
-
-            #[deny(clippy::missing_trait_methods)]
-            impl<'py> PyAdapter<'py> for AnyAdapter<'py> {
-                fn owns(&self, object: &PyTensor<'py>) -> bool {
-                    (**self).owns(object)
-                }
-
-                fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
-                    (**self).borrow(tensor)
-                }
-
-                fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
-                    (**self).locate(tensor)
-                }
-
-                fn fingerprint(&self, tensor: &PyTensor<'py>, exported: &Export) -> Fingerprint {
-                    (**self).fingerprint(tensor, exported)
-                }
-
-                fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, fingerprint: &Fingerprint) -> bool {
-                    (**self).is_still(tensor, exported, fingerprint)
-                }
-
-                fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {
-                    (**self).storage(tensor)
-                }
-
-                fn has_storage(&self, tensor: &PyTensor<'py>, number: usize) -> bool {
-                    (**self).has_storage(tensor, number)
-                }
-
-                fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
-                    (**self).counted_by(tensor)
-                }
-            }
-
-            impl std::fmt::Debug for AnyAdapter<'_> {
-                fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                    f.debug_tuple("AnyAdapter").field(&self.profile().name).finish()
-                }
-            }
-
-            impl Framework {
-                /// Returns the adapter. Imports the framework at the first use.
-                ///
-                /// # Errors
-                ///
-                /// Those of the adapter; [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) where its feature is
-                /// off.
-                pub fn open(self, py: Python<'_>) -> Result<AnyAdapter<'_>> {
-                    match self {
-                        $(#[cfg(feature = $feature)]
-                        Self::$variant => $package::$adapter::new(py).map(AnyAdapter::$variant),
-                        #[cfg(not(feature = $feature))]
-                        Self::$variant => Err(bridge_core::Error::new(
-                            bridge_core::ErrorKind::Missing,
-                            concat!("this build has no adapter for ", $name, ": enable the feature ", $feature),
-                        )),)*
-                    }
-                }
-            }
-        }
-
-        #[cfg(feature = "python")]
-        pub use adapters::AnyAdapter;
     };
 }
 
-frameworks! {
-    // adapters: begin
-    Torch {
-        name: "torch",
-        aliases: &["pytorch"],
-        module: "torch",
-        source: Source::Distributions(&["torch"]),
-        devices: BOTH,
-        adapter: bridge_torch::Torch if "torch",
-    }
-    CuPy {
-        name: "cupy",
-        aliases: &["cp"],
-        module: "cupy",
-        source: Source::Distributions(&["cupy-cuda13x", "cupy-cuda12x", "cupy"]),
-        devices: CUDA,
-        adapter: bridge_cupy::CuPy if "cupy",
-    }
-    NumPy {
-        name: "numpy",
-        aliases: &["np"],
-        module: "numpy",
-        source: Source::Distributions(&["numpy"]),
-        devices: HOST,
-        adapter: bridge_numpy::NumPy if "numpy",
-    }
-    JAX {
-        name: "jax",
-        aliases: &["jnp"],
-        module: "jax",
-        source: Source::Distributions(&["jax"]),
-        devices: BOTH,
-        adapter: bridge_jax::JAX if "jax",
-    }
-    Paddle {
-        name: "paddle",
-        aliases: &[],
-        module: "paddle",
-        source: Source::Distributions(&["paddlepaddle"]),
-        devices: HOST,
-        adapter: bridge_paddle::Paddle if "paddle",
-    }
-    // adapters: end
-    TensorFlow {
-        name: "tensorflow",
-        aliases: &["tf", "tf2", "tensorflow2"],
-        module: "tensorflow",
-        source: Source::Distributions(&["tensorflow", "tensorflow-cpu"]),
-        devices: BOTH,
-        adapter: bridge_tensorflow::TensorFlow2 if "tensorflow",
-    }
-    TensorFlow1 {
-        name: "tensorflow1",
-        aliases: &["tf1"],
-        module: "truebridge.tensorflow1",
-        source: Source::Folder("TRUEBRIDGE_TENSORFLOW1"),
-        devices: BOTH,
-        adapter: bridge_tensorflow::TensorFlow1 if "tensorflow",
-    }
-}
+rows!(facts);
 
 impl Framework {
     /// Returns the framework of this name or alias, in letters of either case.

@@ -12,6 +12,7 @@
 mod closer;
 mod fence;
 mod orders;
+mod page;
 mod slot;
 mod watch;
 
@@ -24,7 +25,8 @@ use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Re
 use bridge_cuda::{Opened, Outlet, Transport, ordering, sharing};
 pub(crate) use closer::defer;
 use orders::lane;
-pub(crate) use orders::{Orders, Role, export_after, stream};
+pub(crate) use orders::{Orders, export_after, stream};
+pub(crate) use page::Role;
 use rustix::fd::OwnedFd;
 use slot::{OPENED, Slot, close_later};
 use std::any::Any;

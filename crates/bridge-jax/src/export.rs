@@ -1,7 +1,8 @@
 //! Exports arrays of JAX.
 
+use crate::devices::raised;
 use crate::driver::{locate, on};
-use crate::runtime::{Runtime, raised};
+use crate::runtime::Runtime;
 use bridge_core::dlpack::Origin;
 use bridge_core::planted::is_planted;
 use bridge_core::{Access, DType, Device, DeviceKind, Error, ErrorKind, Export, Result, Reuse, Stream};

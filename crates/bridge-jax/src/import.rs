@@ -1,8 +1,9 @@
 //! Imports leases as arrays of JAX.
 
+use crate::devices::raised;
 use crate::driver::on;
 use crate::keep_alive;
-use crate::runtime::{Runtime, raised};
+use crate::runtime::Runtime;
 use bridge_core::dlpack::describe_as;
 use bridge_core::planted::is_planted;
 use bridge_core::{Consumer, Dims, Layout, Lease, Result, Stream};

@@ -12,6 +12,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod devices;
 mod driver;
 mod export;
 mod fed;

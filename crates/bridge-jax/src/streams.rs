@@ -1,7 +1,7 @@
 //! The streams that JAX names for work of others.
 
+use crate::devices::{device_of, raised};
 use crate::driver::on;
-use crate::runtime::{device_of, raised};
 use bridge_core::{Consumer, Device, DeviceKind, Result, Stream, Views};
 use bridge_pyo3::with_gil;
 use pyo3::Python;

@@ -5,8 +5,9 @@
 //! writes its words itself ([`watch`]): an event of a killed process would never fire.
 
 use super::closer::defer;
+use super::page::{PAGE, Page, RELEASED, Role, WORDS};
 use super::watch::{forget, watch};
-use super::{AfterWork, Role, Then};
+use super::{AfterWork, Then};
 use crate::channel::broken;
 use crate::memory::{self, Mapping, Writing};
 use crate::wire::{Point, Uuid};
@@ -14,37 +15,8 @@ use bridge_core::{Device, Error, ErrorKind, Ordering, Result, Stream};
 use bridge_cuda::Words;
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
-use std::ptr::with_exposed_provenance;
+use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Release};
-
-/// The value that every wait has reached: no count is as high, and none is so low that the driver takes it for a higher
-/// one.
-const RELEASED: u64 = 1 << 62;
-
-/// Bytes of a page.
-const PAGE: usize = 4096;
-
-/// Words of a page: two for each device, the first of them the exporter's.
-const WORDS: usize = PAGE / size_of::<AtomicU64>();
-
-impl Role {
-    /// Returns the word of this role among the two of a device.
-    fn word(self) -> usize {
-        match self {
-            Self::Exporter => 0,
-            Self::Importer => 1,
-        }
-    }
-
-    /// Returns the role at the other end.
-    fn other(self) -> Self {
-        match self {
-            Self::Exporter => Self::Importer,
-            Self::Importer => Self::Exporter,
-        }
-    }
-}
 
 /// What pages are registered and ordered with.
 #[derive(Clone)]
@@ -61,57 +33,48 @@ pub(super) struct At {
     pub(super) stream: Stream,
 }
 
-/// A page that is mapped here and registered with the driver.
-pub(super) struct Page {
-    mapping: Arc<Mapping>,
+/// A page that is registered with the driver.
+struct Registered {
+    page: Arc<Page>,
     device: Device,
     words: &'static dyn Words,
 }
 
-impl Page {
-    fn new(mapping: Arc<Mapping>, device: Device, words: &'static dyn Words) -> Result<Arc<Self>> {
-        // SAFETY: the page keeps the mapping, and `drop` ends the registration first.
-        unsafe { words.register(device, &mapping.bytes()) }.map_err(|error| {
+impl Registered {
+    fn new(page: Page, device: Device, words: &'static dyn Words) -> Result<Self> {
+        // SAFETY: `drop` keeps the page until it has ended the registration.
+        unsafe { words.register(device, &page.bytes()) }.map_err(|error| {
             let text = "the driver does not order work here by words of host memory: share a copy on the host";
             Error::new(ErrorKind::Driver, text).caused_by(error)
         })?;
-        Ok(Arc::new(Self { mapping, device, words }))
-    }
-
-    /// Returns the address of a word.
-    fn address(&self, word: usize) -> usize {
-        assert!(word < WORDS, "words are checked when they come in");
-        self.mapping.bytes().start + word * size_of::<AtomicU64>()
-    }
-
-    fn word(&self, word: usize) -> &AtomicU64 {
-        // SAFETY: the word lies in the mapping, which `self` keeps, whose file cannot be shortened, and which begins at
-        // a page of the system. Each side uses the words atomically: this one here, and on the device.
-        unsafe { &*with_exposed_provenance::<AtomicU64>(self.address(word)) }
-    }
-
-    /// Lets all go on that wait, or will wait, for words of this role.
-    pub(super) fn release(&self, role: Role) {
-        (role.word()..WORDS).step_by(2).for_each(|word| self.word(word).store(RELEASED, Release));
+        Ok(Self { page: Arc::new(page), device, words })
     }
 }
 
-impl Drop for Page {
+impl Deref for Registered {
+    type Target = Arc<Page>;
+
+    fn deref(&self) -> &Arc<Page> {
+        &self.page
+    }
+}
+
+impl Drop for Registered {
     fn drop(&mut self) {
-        let (mapping, device, words) = (Arc::clone(&self.mapping), self.device, self.words);
+        let (page, device, words) = (Arc::clone(&self.page), self.device, self.words);
         defer(move || {
             // SAFETY: `new` has registered it for this device. Its work has run: `Fences::drop` keeps the page until
             // then.
-            unsafe { words.unregister(device, mapping.bytes().start) };
-            drop(mapping);
+            unsafe { words.unregister(device, page.bytes().start) };
+            drop(page);
+            forget();
         });
-        forget();
     }
 }
 
 /// One end of the page of a connection.
 pub(super) struct Fences {
-    page: Arc<Page>,
+    page: Arc<Registered>,
     role: Role,
     tools: Tools,
     /// The devices of the page by their numbers, each with the last value of its word at this end.
@@ -144,9 +107,9 @@ impl Fences {
     }
 
     fn of(mapping: Arc<Mapping>, role: Role, tools: Tools, at: &At, process: Option<&Arc<OwnedFd>>) -> Result<Self> {
-        let page = Page::new(mapping, at.device, tools.words)?;
+        let page = Registered::new(Page::new(mapping), at.device, tools.words)?;
         process.map_or(Ok(()), |process| watch(process, &page, role.other()))?;
-        Ok(Self { page, role, tools, devices: BTreeMap::new() })
+        Ok(Self { page: Arc::new(page), role, tools, devices: BTreeMap::new() })
     }
 
     /// Returns a point after all work that is now in a stream of this end. An importer has points on the devices for

@@ -2,6 +2,7 @@
 
 use super::device_of;
 use super::fence::{At, Fences, Tools};
+use super::page::Role;
 use crate::channel::broken;
 use crate::own::Own;
 use crate::wire::{Hex, Point};
@@ -10,15 +11,6 @@ use bridge_cuda::{Signal, link, ordering, sharing, words};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// What a stream is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Role {
-    /// It waits for the owners of what is shared, and for the processes that give it back.
-    Exporter,
-    /// It waits for the processes that share, and for the readers here.
-    Importer,
-}
 
 /// Returns the stream of a device for a role. It lives as long as the process.
 pub(super) fn lane(device: Device, role: Role) -> Result<At> {

@@ -3,8 +3,7 @@
 //! A host that waits for a device calls nothing meanwhile, so a thread watches the processes. It runs as long as there
 //! are pages, and calls neither the driver nor the program.
 
-use super::Role;
-use super::fence::Page;
+use super::page::{Page, Role};
 use crate::memory::failed;
 use crate::own::Own;
 use bridge_core::{Error, ErrorKind, Result};

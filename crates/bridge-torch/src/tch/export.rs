@@ -1,8 +1,8 @@
 //! Exports tensors of `tch`.
 
-use super::import::empty;
 use super::libtorch::{Libtorch, Read, failed};
 use super::runtime::Runtime;
+use super::tensors::empty;
 use crate::library::Held;
 use crate::memory::Kept;
 use ::tch::{Kind, TchError, Tensor};
@@ -23,7 +23,7 @@ pub(crate) fn export(runtime: &Runtime, tensor: &Tensor) -> Result<Export> {
     let libtorch = &runtime.libtorch;
     let device = screen(runtime, tensor)?;
     let number = libtorch.read(libtorch.dtype, tensor, 0)?;
-    let dtype = runtime.dtype(number).ok_or_else(|| without_dtype(tensor, number))?;
+    let dtype = runtime.numbers.dtype(number).ok_or_else(|| without_dtype(tensor, number))?;
     let (shape, strides) = (dims(libtorch, libtorch.sizes, tensor)?, dims(libtorch, libtorch.strides, tensor)?);
     let layout = Layout::new(dtype, shape, Some(strides), 0)?;
     let data = libtorch.read(libtorch.data, tensor, ptr::null_mut())?.expose_provenance();
@@ -69,7 +69,7 @@ fn screen(runtime: &Runtime, tensor: &Tensor) -> Result<Device> {
         return refused(ErrorKind::NotATensor, "a meta tensor has no memory: make a real one first");
     }
     let index = libtorch.read(libtorch.device_index, tensor, 0)?;
-    runtime.device(kind, index).ok_or_else(|| {
+    runtime.numbers.device(kind, index).ok_or_else(|| {
         let text = format!("the tensor is on a device of libtorch's type {kind}: move it to the host or to CUDA first");
         Error::new(ErrorKind::Device, text)
     })
@@ -126,9 +126,15 @@ pub(crate) fn raised(error: TchError) -> Error {
 pub(crate) fn compact(runtime: &Runtime, tensor: &Tensor) -> Result<Tensor> {
     let device = screen(runtime, tensor)?;
     let number = runtime.libtorch.read(runtime.libtorch.dtype, tensor, 0)?;
-    let dtype = runtime.dtype(number).ok_or_else(|| without_dtype(tensor, number))?;
-    let mut copy =
-        empty(runtime, device, dtype, dims(&runtime.libtorch, runtime.libtorch.sizes, tensor)?, Order::RowMajor)?;
+    let dtype = runtime.numbers.dtype(number).ok_or_else(|| without_dtype(tensor, number))?;
+    let mut copy = empty(
+        &runtime.libtorch,
+        &runtime.numbers,
+        device,
+        dtype,
+        dims(&runtime.libtorch, runtime.libtorch.sizes, tensor)?,
+        Order::RowMajor,
+    )?;
     copy.f_copy_(tensor).map_err(raised)?;
     Ok(copy)
 }

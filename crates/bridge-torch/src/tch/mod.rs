@@ -4,7 +4,9 @@ mod export;
 mod import;
 mod libtorch;
 mod memory;
+mod numbers;
 mod runtime;
+mod tensors;
 #[cfg(test)]
 mod tests;
 
@@ -132,6 +134,6 @@ unsafe impl Adapter for Tch {
     }
 
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
-        import::empty(self.runtime, device, dtype, shape, order)
+        tensors::empty(&self.runtime.libtorch, &self.runtime.numbers, device, dtype, shape, order)
     }
 }

@@ -1,8 +1,9 @@
 //! The libtorch of this process, looked up once.
 
-use super::import::{empty, none_of};
-use super::libtorch::{Libtorch, failed, named};
+use super::libtorch::{Libtorch, failed};
 use super::memory::Allocator;
+use super::numbers::Numbers;
+use super::tensors::{empty, none_of};
 use crate::library::function;
 use ::tch::Cuda;
 use bridge_core::{
@@ -17,10 +18,7 @@ pub(crate) struct Runtime {
     pub(crate) consumer: Arc<TchConsumer>,
     pub(crate) libtorch: Libtorch,
     pub(crate) allocator: Allocator,
-    /// The dtypes that this version names, and their numbers.
-    dtypes: Vec<(DType, i32)>,
-    /// `c10::DeviceType` of the kinds of device.
-    kinds: [(DeviceKind, i32); 2],
+    pub(crate) numbers: Numbers,
     started: OnceLock<()>,
 }
 
@@ -37,67 +35,27 @@ impl Runtime {
     fn new() -> Result<Self> {
         let libtorch = Libtorch::find()?;
         let streams = Streams::find().filter(|_| Cuda::device_count() > 0);
-        // SAFETY: functions without arguments that return a number.
-        let (cpu, cuda) = unsafe { ((libtorch.device_type_cpu)(), (libtorch.device_type_cuda)()) };
+        let numbers = Numbers::of(&libtorch, streams.is_some());
         let allocator = Allocator::find(&libtorch);
-        let mut devices = vec![DeviceKind::CPU];
-        devices.extend(streams.is_some().then_some(DeviceKind::CUDA));
+        // `tch` has no kind for some dtypes of libtorch, and panics when it is asked for one.
+        let has_kind = |dtype: DType| Ok::<_, Error>(none_of(&libtorch, &numbers, dtype)?.f_kind().is_ok());
+        let kinds = numbers.dtypes().map(|dtype| Ok((dtype, has_kind(dtype)?))).collect::<Result<Vec<_>>>()?;
         let profile = Profile::export_only("tch")
             .with_name("tch")
             .with_strides(Strides::NonNegative)
             .with_alignment(1)
-            .with_devices(devices)
+            .with_dtypes(kinds.into_iter().filter(|(_, has)| *has).map(|(dtype, _)| dtype).collect())
+            .with_devices(numbers.kinds().collect())
             .with_keeps_read_only(false)
             .with_private_functions(allocator.knows_its_memory());
-        let mut runtime = Self {
-            profile,
-            consumer: Arc::new(TchConsumer { streams, views: Views::default() }),
-            libtorch,
-            allocator,
-            dtypes: dtypes(),
-            kinds: [(DeviceKind::CPU, cpu), (DeviceKind::CUDA, cuda)],
-            started: OnceLock::new(),
-        };
-        // `tch` has no kind for some dtypes of libtorch, and panics when it is asked for one.
-        let has_kind = |(dtype, _): &&(DType, i32)| Ok::<_, Error>(none_of(&runtime, *dtype)?.f_kind().is_ok());
-        let kinds = runtime.dtypes.iter().map(|known| Ok((known.0, has_kind(&known)?)));
-        let kinds: Vec<_> = kinds.collect::<Result<_>>()?;
-        runtime.profile.dtypes = kinds.into_iter().filter(|(_, has)| *has).map(|(dtype, _)| dtype).collect();
-        Ok(runtime)
-    }
-
-    /// Returns the dtype with this number.
-    pub(crate) fn dtype(&self, number: i32) -> Option<DType> {
-        self.dtypes.iter().find(|(_, known)| *known == number).map(|(dtype, _)| *dtype)
-    }
-
-    /// Returns the number of a dtype.
-    pub(crate) fn number(&self, dtype: DType) -> Result<i32> {
-        let found = self.dtypes.iter().find(|(known, _)| *known == dtype).map(|(_, number)| *number);
-        found.ok_or_else(|| {
-            Error::new(ErrorKind::Dtype, format!("libtorch has no dtype {dtype}: cast the tensor first"))
-        })
-    }
-
-    /// Returns the device with this type and index of `c10::Device`.
-    pub(crate) fn device(&self, kind: i32, index: i32) -> Option<Device> {
-        let (kind, _) = self.kinds.iter().find(|(_, number)| *number == kind)?;
-        Some(Device { kind: *kind, index: index.max(0) })
-    }
-
-    /// Returns type and index of `c10::Device`, in which the host has the index -1.
-    pub(crate) fn place(&self, device: Device) -> Result<(i32, i32)> {
-        let found = self.kinds.iter().find(|(kind, _)| *kind == device.kind).map(|(_, number)| *number);
-        let number = found.filter(|_| self.profile.devices.contains(&device.kind)).ok_or_else(|| {
-            Error::new(ErrorKind::CopyNeeded, format!("libtorch has no memory on {device} in this process"))
-        })?;
-        Ok((number, if device.kind == DeviceKind::CPU { -1 } else { device.index }))
+        let consumer = Arc::new(TchConsumer { streams, views: Views::default() });
+        Ok(Self { profile, consumer, libtorch, allocator, numbers, started: OnceLock::new() })
     }
 
     /// Makes libtorch initialise CUDA, once: its allocator does not work before.
     pub(crate) fn start_cuda(&self, device: Device) -> Result<()> {
         if self.started.get().is_none() {
-            drop(empty(self, device, DType::UINT8, &[0], Order::RowMajor)?);
+            drop(empty(&self.libtorch, &self.numbers, device, DType::UINT8, &[0], Order::RowMajor)?);
             let _ = self.started.set(());
         }
         Ok(())
@@ -116,19 +74,6 @@ impl Runtime {
             _ => Err(failed("does not change its current stream")),
         }
     }
-}
-
-/// Returns the dtypes that this version of libtorch names, with their numbers in it.
-fn dtypes() -> Vec<(DType, i32)> {
-    let number = |(dtype, name): &(DType, &str)| {
-        // Names of the newer of the two interfaces have no prefix.
-        let spelled = [format!("aoti_torch_dtype_{name}"), format!("torch_dtype_{name}")];
-        // SAFETY: functions of these names take nothing and return a number (`shim.h`).
-        let function = spelled.iter().find_map(|name| unsafe { named::<unsafe extern "C" fn() -> i32>(name) })?;
-        // SAFETY: as above.
-        Some((*dtype, unsafe { function() }))
-    };
-    DType::NAMED.iter().filter_map(number).collect()
 }
 
 /// C functions of libtorch's part for CUDA.

@@ -1,10 +1,11 @@
 //! What no public function shows: the cast of `tch`'s handle, tensors that `tch` cannot make, and the deleter.
 
 use super::Tch;
-use super::import::{empty, none_of, wrap};
+use super::import::wrap;
 use super::libtorch::{adopt, handle};
 use super::memory::Offsets;
 use super::runtime::Runtime;
+use super::tensors::{empty, none_of};
 use crate::library::library_of;
 use crate::record::RecordStream;
 use ::tch::{Kind, Tensor};
@@ -56,7 +57,7 @@ fn the_profile_has_the_dtypes_of_tch() {
     }
     for dtype in [DType::UINT16, DType::UINT32, DType::UINT64] {
         assert!(!profile.dtypes.contains(&dtype), "tch 0.24 has no kind for {dtype}");
-        assert_eq!(none_of(tch.runtime, dtype).unwrap().size(), [0], "libtorch has it");
+        assert_eq!(none_of(&tch.runtime.libtorch, &tch.runtime.numbers, dtype).unwrap().size(), [0], "libtorch has it");
     }
 }
 
@@ -73,10 +74,12 @@ fn the_deleter_of_a_storage_is_found() {
 
 #[test]
 fn a_tensor_that_the_host_cannot_hold_is_out_of_memory() {
-    let refused = empty(tch_of_process().unwrap().runtime, Device::CPU, DType::FLOAT32, &[1 << 45], Order::RowMajor);
-    assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfMemory);
-    let refused = empty(tch_of_process().unwrap().runtime, Device::CPU, DType::FLOAT32, &[-1], Order::RowMajor);
-    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Layout);
+    let runtime = tch_of_process().unwrap().runtime;
+    let refused = |length| {
+        let made = empty(&runtime.libtorch, &runtime.numbers, Device::CPU, DType::FLOAT32, &[length], Order::RowMajor);
+        made.unwrap_err().kind()
+    };
+    assert_eq!([1 << 45, -1].map(refused), [ErrorKind::OutOfMemory, ErrorKind::Layout]);
 }
 
 #[test]
@@ -92,7 +95,7 @@ fn a_tensor_of_zeros_without_memory_is_refused() {
 fn a_meta_tensor_is_refused() {
     let tch = tch_of_process().unwrap();
     let libtorch = &tch.runtime.libtorch;
-    let number = tch.runtime.number(DType::FLOAT32).unwrap();
+    let number = tch.runtime.numbers.number(DType::FLOAT32).unwrap();
     let mut made = ptr::null_mut();
     // SAFETY: one length and one stride; the result is writable.
     let code = unsafe {
