@@ -28,7 +28,7 @@ KEYWORDS = ROOT / "crates/bridge-python/src/docs/keywords.txt"
 #: The files with lists.
 FILES = tuple(PACKAGE / name for name in ("__init__.py", "_core.pyi", "pairs.py"))
 #: A row of Rust's table: the name, the kind of source, and its arguments.
-ROW = re.compile(r'\n    \w+ \{\n        name: "(\w+)".*?source: Source::(\w+)\((.*?)\),\n', re.S)
+ROW = re.compile(r'\n +\w+ \{\n +name: "(\w+)".*?source: Source::(\w+)\((.*?)\),\n', re.S)
 #: A list with its marks: the indentation, the rest of the first mark, the name, the entries, and the second mark, with
 #: the empty line before it that the formatter wants after some entries.
 MARKED = re.compile(r"^( *)(# adapters: begin (\w+)\n)((?:.*\n)*?)(\n? *# adapters: end\n)", re.M)
