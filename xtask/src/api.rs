@@ -1,15 +1,14 @@
 //! The public API of the published crates, as text in the repository.
 
+use crate::package::{name, published};
 use crate::run::{Result, ask, at, cargo, program, root, target, without_nvcc};
 use crate::venv;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 /// The archive of the lists, one for each package.
 const FILE: &str = "fixtures/api.txtar";
-
-/// The packages that other crates build on.
-const PACKAGES: [&str; 3] = ["truebridge-core", "truebridge-cuda", "truebridge"];
 
 /// Traits that the compiler implements by itself, and that differ between toolchains or matter to no caller. `Send` and
 /// `Sync` are promises, and stay in the lists.
@@ -36,13 +35,17 @@ pub fn ready() -> Result<()> {
 /// Writes the lists, or with `check` compares them with what is checked in.
 pub fn write(check: bool) -> Result<()> {
     ready()?;
-    let (python, path) = (venv::MAIN.ready()?, root().join(FILE));
+    let (python, path, published) = (venv::MAIN.ready()?, root().join(FILE), published()?);
+    let packages: BTreeSet<&str> = published.iter().map(name).collect();
     if !check {
         let list = |package| Ok(format!("-- {package} --\n{}", listed(package, &python)?));
-        return at(&path, fs::write(&path, PACKAGES.into_iter().map(list).collect::<Result<String>>()?));
+        return at(&path, fs::write(&path, packages.into_iter().map(list).collect::<Result<String>>()?));
     }
     let lists = bridge_fuzz::unpacked(&at(&path, fs::read_to_string(&path))?);
-    for package in PACKAGES {
+    if let Some((package, _)) = lists.iter().find(|(package, _)| !packages.contains(package.as_str())) {
+        return Err(format!("{FILE} lists {package}, which is not published: run cargo xtask generate api"));
+    }
+    for package in packages {
         let before = lists.iter().find(|(name, _)| name == package).map(|(_, list)| String::from_utf8_lossy(list));
         let changes = changes(&before.unwrap_or_default(), &listed(package, &python)?);
         if !changes.is_empty() {

@@ -1,10 +1,10 @@
 //! Tensors of one framework used in another, in place: pick the adapters that you need.
 //!
-//! The contract is at the top of this crate: [`Adapter`]s export and import tensors, and four verbs connect them.
-//! [`plan`](plan()) says whether a conversion copies and why, [`transfer`](transfer()) converts a tensor,
-//! [`transfer_all`] converts many, and [`copy_into`] fills a tensor that exists. Each feature adds a module: adapters
-//! for Rust libraries are in [`adapters`], under the names of the libraries, and `cuda` and `copy` (with the feature
-//! `cuda`), `dlpack`, `ipc` and `python` are here. Start with the [`prelude`] and pass [`ordering`].
+//! [`Adapter`]s export and import tensors, and four verbs connect them. [`plan`](plan()) says whether a conversion copies
+//! and why, [`transfer`](transfer()) converts a tensor, [`transfer_all`] converts many, and [`copy_into`] fills a tensor
+//! that exists. What their callers need is at the top of this crate; what the author of an adapter needs as well is in
+//! [`contract`]. Each feature adds a module: adapters for Rust libraries are in [`adapters`], under the names of the
+//! libraries, and `cuda`, `dlpack`, `ipc` and `python` are here. Start with the [`prelude`] and pass [`ordering`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(all(doctest, feature = "dlpack"))]
@@ -35,10 +35,29 @@ pub mod ipc {
     pub use bridge_ipc::*;
 }
 
+#[cfg(feature = "dlpack")]
 #[doc(inline)]
-pub use bridge_core::*;
+pub use bridge_core::dlpack;
+#[doc(inline)]
+pub use bridge_core::{
+    Adapter, Cast, CopiedBy, DType, Device, DeviceKind, Error, ErrorKind, Failed, HostOnly, Layout, Misfit, Options,
+    Order, Ordering, Pair, ParseDTypeError, ParseDeviceError, Permutation, Plan, Prepared, Reason, Result, Stats,
+    Stream, Transfer, copied_by, copied_into_by, copy_all, copy_into, plan, stats, transfer, transfer_all,
+};
 
 use std::sync::Arc;
+
+/// The contract between adapters, for their authors: what an [`Adapter`] exports and imports, what its consumer and an
+/// [`Ordering`] promise, and the copies that they make. The documentation of [`bridge_core`] says whose job each check
+/// is.
+pub mod contract {
+    #[doc(inline)]
+    pub use bridge_core::{
+        Access, Advice, Allocation, COPY_ALIGNMENT, Consumer, Copies, Deferred, DeviceBuffer, Dims, Export, Flush,
+        HostMemory, Imported, Keep, Lease, MAX_NDIM, Memory, Offer, Output, Owner, Pending, Piece, Planned, Profile,
+        Protected, Reuse, Spans, Strided, Strides, Views, output, overlap, poison, repeats,
+    };
+}
 
 /// The adapters for libraries of Rust, each under the name of its library: `adapters::ndarray::NdArray`. They are not
 /// at the top of the crate, where `use truebridge::*` would hide the libraries themselves.

@@ -18,13 +18,13 @@ macro_rules! misuse {
 
 misuse! {
     ALeaseIsNotCloned:
-        "use truebridge::Lease;
+        "use truebridge::contract::Lease;
         fn end(lease: Lease) {",
         right: "drop(lease);",
         E0599: "drop(lease.clone()); drop(lease);",
         "}";
     AnExportIsNotUsedAfterItWasHandedOn:
-        "use truebridge::{Export, Permutation};
+        "use truebridge::{Permutation, contract::Export};
         fn permute(exported: Export, permutation: &Permutation) {
             let permuted = exported.permuted(Some(permutation));",
         right: "println!(\"{:?}\", permuted.map(|permuted| permuted.data()));",
@@ -32,20 +32,20 @@ misuse! {
         "}";
     AnOwnerMayBeDroppedOnAnyThread:
         "use std::{rc::Rc, sync::Arc};
-        use truebridge::{Access, Allocation, Memory};
+        use truebridge::contract::{Access, Allocation, Memory};
         fn own(bytes: Vec<u8>) {
             let host = Allocation::host(0..0, Access::ReadOnly);",
         right: "let _ = unsafe { Memory::new(host, Arc::new(bytes)) };",
         E0277: "let _ = unsafe { Memory::new(host, Rc::new(bytes)) };",
         "}";
     AnOfferIsAcceptedBeforeItsMemoryIsUsed:
-        "use truebridge::{Adapter, Offer, Result};
+        "use truebridge::{Adapter, Result, contract::Offer};
         fn import<A: Adapter>(adapter: &A, offer: Offer) -> Result<usize> {",
         right: "Ok(offer.accept(adapter)?.data())",
         E0599: "Ok(offer.data())",
         "}";
     AViewIsDroppedWithItsLastUser:
-        "use truebridge::{Layout, Lease};
+        "use truebridge::{Layout, contract::Lease};
         fn layout(lease: &Lease) -> Layout {
             let layout = lease.layout();",
         right: "layout.clone()",
@@ -72,13 +72,13 @@ misuse! {
         E0133: "Options::default().with_read_only(true)",
         "}";
     MemoryThatNeverChangesIsGuaranteed:
-        "use truebridge::{Access, Export};
+        "use truebridge::contract::{Access, Export};
         fn constant(exported: Export) -> Export {",
         right: "unsafe { exported.restricted(Access::Immutable) }",
         E0133: "exported.restricted(Access::Immutable)",
         "}";
     AConsumerGuaranteesItsStreams:
-        "use truebridge::{Consumer, Device, Result, Stream, Views};
+        "use truebridge::{Device, Result, Stream, contract::{Consumer, Views}};
         struct Mine(Views);",
         right: "unsafe impl Consumer for Mine {",
         E0200: "impl Consumer for Mine {",
@@ -92,7 +92,7 @@ misuse! {
         E0133: "adapter.empty(Device::CPU, DType::FLOAT32, &[3], Order::RowMajor)",
         "}";
     DescribingMemoryIsUnsafe:
-        "use truebridge::{Access, Allocation, Memory};
+        "use truebridge::contract::{Access, Allocation, Memory};
         fn own(bytes: Vec<u8>) {
             let host = Allocation::host(0x1000..0x2000, Access::ReadWrite);",
         right: "let _ = unsafe { Memory::new(host, bytes) };",
@@ -115,7 +115,7 @@ macro_rules! alive {
 }
 
 alive! {
-    in "use truebridge::{Device, DeviceBuffer, Lease, Ordering};
+    in "use truebridge::{Device, Ordering, contract::{DeviceBuffer, Lease}};
         fn after(lease: Lease, device: Device, ordering: &dyn Ordering, buffer: Box<dyn DeviceBuffer>) {
             let Some(stream) = lease.stream() else { return };
             drop(lease);";
@@ -130,7 +130,7 @@ alive! {
 }
 
 alive! {
-    in "use truebridge::{Consumer, Copies, Device, Views};
+    in "use truebridge::{Device, contract::{Consumer, Copies, Views}};
         fn later<C: Consumer>(consumer: C, device: Device, copies: &dyn Copies, views: &Views) {
             let Ok(Some(stream)) = consumer.current_stream(device) else { return };
             drop(consumer);";
@@ -335,10 +335,10 @@ macro_rules! forgotten {
 }
 
 forgotten! {
-    ForgottenExport: "Export";
-    ForgottenLease: "Lease";
-    ForgottenOffer: "Offer<'static>";
-    ForgottenResult: "Output<'static, ()>";
+    ForgottenExport: "contract::Export";
+    ForgottenLease: "contract::Lease";
+    ForgottenOffer: "contract::Offer<'static>";
+    ForgottenResult: "contract::Output<'static, ()>";
     ForgottenPlanOfCopies: "Prepared";
 }
 
