@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benches.settings import Call, Setting
-from truebridge._measure import batch
+from truebridge.diagnostics.measure import batch
 
 #: Turns that count, after one that does not.
 TURNS = 5

@@ -3,7 +3,7 @@
 ``y = two * x + one``, float32, all of one shape: without broadcasting it takes two kernels and no more. Three paths to
 run it take turns in one process:
 
-- *ours*: ``Session.run({"x": x, ...}, "torch")`` of ``truebridge.tensorflow1``, from a tensor of PyTorch to one of
+- *ours*: ``Session.run({"x": x, ...}, "torch")`` of ``truebridge.tensorflow.v1``, from a tensor of PyTorch to one of
   PyTorch. ``two`` and ``one`` are tensors of PyTorch as well, which stay fed.
 - *host*: the least cost of feeding through the host: the Python of 1.15 can only add to it. ``x.cpu()`` is fed for a
   placeholder in place, and the result is copied from the host to a tensor on the device. ``two`` and ``one`` are
@@ -86,7 +86,7 @@ class Setting:
         graph = Graph(folder, config)
         graph.line({name: graph.placeholder(name, shape) for name in on_host})
         inputs = {name: ("float32", shape) for name in on_host}
-        self.session = tb.tensorflow1.Session(graph.serialised(), inputs, ["y"], config=config)
+        self.session = tb.tensorflow.v1.Session(graph.serialised(), inputs, ["y"], config=config)
         # They stay fed as long as these objects live.
         self.others = {"two": tb.convert(two, "tensorflow1"), "one": tb.convert(one, "tensorflow1")}
 

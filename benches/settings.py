@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from truebridge import _frameworks, _measure
+from truebridge._frameworks.table import ALL
+from truebridge.diagnostics import measure
 from truebridge_conformance import subjects
 from truebridge_conformance.subjects import Bench, Stream
 
@@ -74,7 +75,7 @@ def all_on(device: str) -> list[Setting]:
 
 
 def _on(kind: str) -> Iterator[Setting]:
-    known = {name: bench for name in _frameworks.ALL if (bench := subjects.bench(name, kind)) is not None}
+    known = {name: bench for name in ALL if (bench := subjects.bench(name, kind)) is not None}
     streams = {name: bench.stream() for name, bench in known.items() if bench.stream is not None}
     for source, bench in known.items():
         for (target, chosen), bar in bench.bars.items():
@@ -97,10 +98,10 @@ class Pair:
         """Return the frameworks' own method, and what waits for the device."""
         index = 0 if self.kind == "cuda" else None
         source, target = (
-            _frameworks.ALL[name].side(importlib.import_module(_frameworks.ALL[name].kind[0].partition(".")[0]), index)
+            ALL[name].side(importlib.import_module(ALL[name].kind[0].partition(".")[0]), index)
             for name in (self.source, self.target)
         )
-        return _measure.native((source, target)), lambda: [side.wait() for side in (source, target)]
+        return measure.native((source, target)), lambda: [side.wait() for side in (source, target)]
 
     def streams(self, chosen: str, streams: dict[str, Stream]) -> tuple[Stream, Stream]:
         """Return the streams of both. If one framework has only one stream, the other uses the default stream."""

@@ -17,8 +17,8 @@ from typing import Any
 from benches import baseline, growth, relay, settings
 from benches.reports import publish
 from benches.settings import Setting
-from truebridge import _frameworks
-from truebridge._measure import batch
+from truebridge._frameworks.table import ALL
+from truebridge.diagnostics.measure import batch
 from truebridge_conformance import host
 
 #: Bytes of the tensors: 1 KiB to 4 GiB.
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     With ``--check`` the bars decide nothing: return 0 when nothing got worse.
     """
     options = _options(argv)
-    about = host.describe(*_frameworks.ALL)
+    about = host.describe(*ALL)
     try:
         kept = baseline.read(options.check, about) if options.check else None
     except baseline.Unfit as error:

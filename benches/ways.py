@@ -240,7 +240,7 @@ def measure(about: dict[str, Any], given: argparse.Namespace, sizes: Sequence[fl
     if "tensorflow1" in known:
         import truebridge as tb
 
-        about["versions"]["tensorflow1"] = tb.tensorflow1.open()
+        about["versions"]["tensorflow1"] = tb.tensorflow.v1.open()
     rows = []
     pairs = [tuple(pair.split(":")) for pair in given.only.split(",")] if given.only else PAIRS
     for source, target in pairs:

@@ -80,12 +80,12 @@ def serve(model: Trained, folder: str | None, device: str) -> None:
 
     import truebridge as tb
 
-    version = tb.tensorflow1.open(folder)
+    version = tb.tensorflow.v1.open(folder)
     frames = torch.rand(8, *SHAPE, device=device)
     gain, offset = (torch.from_numpy(values).to(device) for values in (model.gain, model.offset))
     config = tf.ConfigProto(device_count={"GPU": int(device != "cpu")})
     results, kept, in_place, difference = [], [], [], 0.0
-    with tb.tensorflow1.Session(model.graph, {"x:0": ("float32", SHAPE)}, ["y:0"], config=config) as session:
+    with tb.tensorflow.v1.Session(model.graph, {"x:0": ("float32", SHAPE)}, ["y:0"], config=config) as session:
         for frame in frames:
             fed = tb.convert(frame, "tensorflow1")
             (result,) = session.run({"x:0": fed})

@@ -34,7 +34,7 @@ def frozen() -> bytes:
 class Service(BaseHTTPRequestHandler):
     """Corrects the frame in a request, bytes of one pixel each, and answers with its brightest pixel."""
 
-    session: tb.tensorflow1.Session
+    session: tb.tensorflow.v1.Session
     device: str
 
     def do_POST(self) -> None:
@@ -58,10 +58,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Serve a frozen model of TensorFlow 1.15 from PyTorch.")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("tensorflow1", nargs="?", help="its folder (default: TRUEBRIDGE_TENSORFLOW1)")
-    version = tb.tensorflow1.open((options := parser.parse_args()).tensorflow1)
+    version = tb.tensorflow.v1.open((options := parser.parse_args()).tensorflow1)
     frames = np.random.RandomState(2).randint(0, 256, (options.requests, *SHAPE), np.uint8)
     with (
-        tb.tensorflow1.Session(frozen(), {"x:0": ("float32", SHAPE)}, ["y:0"]) as Service.session,
+        tb.tensorflow.v1.Session(frozen(), {"x:0": ("float32", SHAPE)}, ["y:0"]) as Service.session,
         ThreadingHTTPServer(("127.0.0.1", 0), Service) as server,
         ThreadPoolExecutor(8) as clients,
     ):

@@ -28,7 +28,7 @@ def serve(path: Path) -> None:
         names.put("answer", {"of": version, "y": tf.reduce_sum(batch * weights["w"], 1) + weights["b"]})
 
 
-def train(names: tb.names.Names, steps: int) -> None:
+def train(names: tb.processes.Names, steps: int) -> None:
     """Train a linear model, and compare the server's predictions with its own."""
     import torch
 

@@ -112,7 +112,7 @@ class RustDocstrings(griffe.Extension):
             if item and item.docstring is None:
                 item.docstring = docstring(text, item)
         for function in pairs():
-            put(pkg["pairs"], function.__name__, str(inspect.signature(function)), function.__doc__)
+            put(pkg["_frameworks.pairs"], function.__name__, str(inspect.signature(function)), function.__doc__)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Turn what only reStructuredText has into Markdown: code after ``::``, and the list of "See Also"."""
@@ -172,5 +172,5 @@ def annotated(core: griffe.Module, signature: str) -> str:
 def pairs() -> Iterator[Callable[..., Any]]:
     """Run the module of the pairs without the extension module, and yield its functions."""
     with frameworks.package():
-        module = importlib.import_module("truebridge.pairs")
+        module = importlib.import_module("truebridge._frameworks.pairs")
     yield from (made for name, made in vars(module).items() if name.startswith("convert_"))

@@ -26,7 +26,7 @@ TABLE = ROOT / "crates/bridge-frameworks/src/table.rs"
 KEYWORDS = ROOT / "crates/bridge-python/src/docs/keywords.txt"
 
 #: The files with lists.
-FILES = tuple(PACKAGE / name for name in ("__init__.py", "_core.pyi", "pairs.py"))
+FILES = tuple(PACKAGE / name for name in ("__init__.py", "_core.pyi", "_frameworks/pairs.py"))
 #: A row of Rust's table: the name, the kind of source, and its arguments.
 ROW = re.compile(r'\n +\w+ \{\n +name: "(\w+)".*?source: Source::(\w+)\((.*?)\),\n', re.S)
 #: A list with its marks: the indentation, the rest of the first mark, the name, the entries, and the second mark, with
@@ -58,9 +58,9 @@ def package() -> Iterator[None]:
 
 @cache
 def rows() -> Any:
-    """Return the module ``truebridge._frameworks``: the rows that Python has."""
+    """Return the module ``truebridge._frameworks.table``: the rows that Python has."""
     with package():
-        return importlib.import_module("truebridge._frameworks")
+        return importlib.import_module("truebridge._frameworks.table")
 
 
 def labels() -> dict[str, str]:

@@ -47,19 +47,23 @@ REFERENCE = {
     "files": ("Files", "save load"),
     "processes": (
         "Other processes",
-        "share open revoke Ticket processes.configure processes.held processes.transport "
-        "serve connect names.Names names.Client publications ray",
+        "share open revoke Ticket processes.configure processes.held processes.transport serve connect "
+        "processes.Names processes.Client processes.Publication processes.Subscription ray",
     ),
-    "tensorflow": ("TensorFlow", "tensorflow tensorflow1"),
+    "tensorflow": ("TensorFlow", "tensorflow tensorflow.v1"),
     "jax": ("JAX", "jax"),
     "autograd": ("Gradients", "autograd"),
     "doctor": (
         "Doctor",
-        "doctor _report.Report _report.Finding _report.Matrix _report.Pair _report.Framework _report.Gpu "
-        "bench _bench.Bench _bench.Handoff _bench.Copies _report.Written",
+        "doctor diagnostics.report.Report diagnostics.report.Finding diagnostics.report.Matrix diagnostics.report.Pair "
+        "diagnostics.report.Framework diagnostics.report.Gpu bench diagnostics.bench.Bench diagnostics.bench.Handoff "
+        "diagnostics.bench.Copies diagnostics.report.Written",
     ),
-    "debugging": ("Debugging", "debug debugging.Debug debugging.Finding debugging.BridgeDebugWarning"),
-    "tracing": ("Tracing", "trace tracing.Trace tracing.Event tracing.Row"),
+    "debugging": (
+        "Debugging",
+        "debug diagnostics.debug.Debug diagnostics.debug.Finding diagnostics.debug.BridgeDebugWarning",
+    ),
+    "tracing": ("Tracing", "trace diagnostics.trace.Trace diagnostics.trace.Event diagnostics.trace.Row"),
     "errors": ("Errors", "errors"),
 }
 #: Words that readers search for and a page says in others. The search finds the page by them.
@@ -259,7 +263,10 @@ def public() -> list[str]:
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
-    (pairs,) = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "pairs")
+    (pairs,) = (
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "_frameworks.pairs"
+    )
     names += [alias.name for alias in pairs.names]
-    modules = (file.stem for file in PACKAGE.parent.glob("[a-z]*.py"))
+    modules = [file.stem for file in PACKAGE.parent.glob("[a-z]*.py")]
+    modules += [file.parent.name for file in PACKAGE.parent.glob("[a-z]*/__init__.py")]
     return [*names, *sorted({*modules} - {*names})]

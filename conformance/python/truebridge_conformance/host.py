@@ -27,7 +27,7 @@ def adapters(*names: str) -> list[dict[str, Any]]:
 
 def describe(*names: str) -> dict[str, Any]:
     """Describe the host, and for which of the adapters with these names, or of all, the framework is installed."""
-    from truebridge import _host
+    from truebridge.diagnostics import host
 
     driver, gpus = driver_and_gpus()
     versions: dict[str, str | None] = {}
@@ -41,11 +41,11 @@ def describe(*names: str) -> dict[str, Any]:
             subject = importlib.import_module(f"truebridge_conformance.subjects.{name}")
             versions[name], refused[name], host_only[name] = subject.libraries()
     return {
-        "date": _host.date(),
+        "date": host.date(),
         "commit": _commit(),
-        "os": _host.system(),
-        "cpu": _host.processor(),
-        "cores": _host.cores(),
+        "os": host.system(),
+        "cpu": host.processor(),
+        "cores": host.cores(),
         "python": platform.python_version(),
         "versions": {name: version for name, version in versions.items() if version},
         "refused": {name: reason for name, reason in refused.items() if reason},

@@ -75,7 +75,7 @@ setup(
     license="MIT OR Apache-2.0",
     python_requires=">=3.6",
     install_requires=["numpy"],
-    packages=["truebridge_tf1"],
+    packages=["truebridge_tf1", "truebridge_tf1._common"],
     package_data={"truebridge_tf1": ["py.typed"]},
     distclass=NotPure,
     cmdclass={"build_py": WithLibrary, "install": BesideLibraries, "bdist_wheel": ForEveryPython},

@@ -60,7 +60,7 @@ macro_rules! rows {
         TensorFlow1 {
             name: "tensorflow1",
             aliases: &["tf1"],
-            module: "truebridge.tensorflow1",
+            module: "truebridge.tensorflow.v1",
             source: Source::Folder("TRUEBRIDGE_TENSORFLOW1"),
             devices: BOTH,
             adapter: bridge_tensorflow::TensorFlow1 if "tensorflow",

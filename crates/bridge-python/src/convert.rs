@@ -250,7 +250,7 @@ takes_keywords! {
     /// x : tensor or container of tensors
     ///     As for ``to_torch``.
     /// target : Target
-    ///     The name of a framework. ``"tensorflow1"`` is TensorFlow 1.15, which ``tensorflow1.open`` has loaded.
+    ///     The name of a framework. ``"tensorflow1"`` is TensorFlow 1.15, which ``tensorflow.v1.open`` has loaded.
     ///     ``"pytorch"``, ``"np"``, ``"cp"``, ``"tf"`` and ``"tf1"`` are accepted too, in either case.
     #[doc = include_str!("docs/keywords.txt")]
     /// Returns

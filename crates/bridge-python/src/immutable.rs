@@ -87,7 +87,7 @@ fn warn(py: Python<'_>, pairs: u128) -> PyResult<()> {
     if new == 0 {
         return Ok(());
     }
-    let warn = py.import(intern!(py, "truebridge._immutable"))?.getattr(intern!(py, "warn"))?;
+    let warn = py.import(intern!(py, "truebridge.diagnostics.immutable"))?.getattr(intern!(py, "warn"))?;
     for bit in (0..u128::BITS).filter(|bit| new & 1 << bit != 0) {
         let name = |number: usize| Framework::ALL.get(number).map(|known| known.name());
         let (from, to) = (bit as usize / TARGETS, bit as usize % TARGETS);

@@ -162,7 +162,7 @@ pub(crate) fn path(object: &Bound<'_, PyAny>) -> Result<PathBuf> {
 /// Returns the error of a tensor with the path to it in the tree that the text describes.
 fn at_leaf(py: Python<'_>, tree: Option<&str>, Failed { index, error, .. }: Failed) -> Error {
     let path = |text: &str| -> PyResult<String> {
-        let paths = py.import("truebridge._trees")?.getattr("paths")?.call1((text,))?;
+        let paths = py.import("truebridge.processes.trees")?.getattr("paths")?.call1((text,))?;
         paths.get_item(index)?.extract()
     };
     match tree.map(path) {

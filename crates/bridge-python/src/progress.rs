@@ -1,4 +1,5 @@
-//! The keyword `progress` of calls that move tensors. `truebridge._progress` makes words of what is measured here.
+//! The keyword `progress` of calls that move tensors. The module `truebridge.diagnostics.progress` makes words of what is
+//! measured here.
 
 use bridge_core::{Device, DeviceKind, Result};
 use bridge_pyo3::{PyTensor, framework_error};
@@ -27,7 +28,7 @@ thread_local! {
 struct Moves {
     /// Whether nothing is to be shown.
     is_silent: bool,
-    /// `truebridge._progress.metered`, called for them, and its meter. By default there is none before [`PATIENCE`].
+    /// `metered` of that module, called for them, and its meter. By default there is none before [`PATIENCE`].
     shown: RefCell<Option<(Py<PyAny>, Py<PyAny>)>>,
     /// What the caller's function raised.
     raised: Cell<Option<PyErr>>,
@@ -56,7 +57,7 @@ impl Moves {
     /// Begins to show them. Returns the meter.
     fn show(&self, py: Python<'_>, progress: Option<&PyTensor<'_>>) -> PyResult<Py<PyAny>> {
         let ago = self.begun.elapsed().as_secs_f64();
-        let module = py.import(intern!(py, "truebridge._progress"))?;
+        let module = py.import(intern!(py, "truebridge.diagnostics.progress"))?;
         let metered = module.call_method1(intern!(py, "of_moves"), (progress, ago))?;
         let meter = metered.call_method0(intern!(py, "__enter__"))?.unbind();
         self.shown.replace(Some((metered.unbind(), meter.clone_ref(py))));

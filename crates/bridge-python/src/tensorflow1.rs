@@ -1,4 +1,4 @@
-//! The Rust side of the Python module `truebridge.tensorflow1`: TensorFlow 1.x, loaded without its Python.
+//! The Rust side of the Python module `truebridge.tensorflow.v1`: TensorFlow 1.x, loaded without its Python.
 
 use crate::errors::{argument, into_python};
 use crate::frameworks::named;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[pyfunction]
 pub(crate) fn tensorflow1_open(py: Python<'_>, folder: Option<PathBuf>) -> PyResult<(String, PathBuf)> {
     let open = || match folder {
-        // SAFETY: the documentation of `tensorflow1.open` asks for the folder of a TensorFlow: a program of Python may
+        // SAFETY: the documentation of `tensorflow.v1.open` asks for the folder of a TensorFlow: a program of Python may
         // load any library.
         Some(folder) => py.detach(|| unsafe { Runtime::open_as(Series::One, &folder) }),
         None => Ok(TensorFlow1::new(py)?.runtime()),

@@ -42,22 +42,22 @@ def nothing_leaks() -> Iterator[None]:
 def shares_end() -> Iterator[None]:
     """Let no module find that this process shares already: the folder of the sockets is set before the first share."""
     yield
-    from truebridge import processes
+    from truebridge import _core
 
-    processes._core.ipc_close()
+    _core.ipc_close()
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[str]:
     """Return the path for names, in the folder that has the sockets of this process during the test."""
-    from truebridge import processes
+    from truebridge import _core, processes
 
     tmp_path.chmod(0o700)
-    processes._core.ipc_close()
+    _core.ipc_close()
     processes.configure(folder=tmp_path)
     yield str(tmp_path / "names")
     gc.collect()
-    processes._core.ipc_close()
+    _core.ipc_close()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Graphs as programs of TensorFlow 1.x save them, for the tests of ``truebridge.tensorflow1``."""
+"""Graphs as programs of TensorFlow 1.x save them, for the tests of ``truebridge.tensorflow.v1``."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def double() -> bytes:
 @functools.cache
 def has_gpu() -> bool:
     """Whether TensorFlow 1.15 sees a GPU."""
-    with tb.tensorflow1.Session(double(), {"x": FLOATS}, ["y"], config=AS_BUILT) as session:
+    with tb.tensorflow.v1.Session(double(), {"x": FLOATS}, ["y"], config=AS_BUILT) as session:
         return any("/device:GPU:" in name for name in session.devices)
 
 
-def on_host(graph: Any, inputs: Mapping[str, Any], outputs: Sequence[str], **options: Any) -> tb.tensorflow1.Session:
+def on_host(graph: Any, inputs: Mapping[str, Any], outputs: Sequence[str], **options: Any) -> tb.tensorflow.v1.Session:
     """A session on the host."""
-    return tb.tensorflow1.Session(graph, inputs, outputs, config=HOST, **options)
+    return tb.tensorflow.v1.Session(graph, inputs, outputs, config=HOST, **options)
 
 
 def aligned(array: Any) -> Any:

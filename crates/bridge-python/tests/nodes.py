@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import truebridge as tb
-from truebridge import processes
+from truebridge import _core, processes
 from truebridge_conformance.others import wait_until
 
 ray = pytest.importorskip("ray")
@@ -130,11 +130,11 @@ def started(folder: Any, *modules: str, **options: Any) -> Iterator[Cluster]:
     patch.setenv("TRUEBRIDGE_IPC", str(folder))
     # What it logs has a traceback, which keeps references as long as pytest keeps the log.
     patch.setattr(logging.getLogger("ray._private.serialization"), "disabled", True)
-    processes._core.ipc_close()
+    _core.ipc_close()
     cluster = Cluster(**options)
     yield cluster
     cluster.close()
-    processes._core.ipc_close()
+    _core.ipc_close()
     patch.undo()
     for module in (__name__, *modules):
         ray.cloudpickle.unregister_pickle_by_value(sys.modules[module])

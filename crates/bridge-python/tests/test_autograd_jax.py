@@ -264,7 +264,7 @@ def test_arguments_convert_in_place() -> None:
     before = tb.stats()["leased"]
     views: list[Any] = []
     module = in_torch(lambda x: x * x)
-    from truebridge import _autograd_of_jax as of_jax
+    from truebridge.autograd import _of_jax as of_jax
 
     recorded = of_jax.Computation.recorded
     with pytest.MonkeyPatch.context() as patch:
@@ -454,7 +454,7 @@ def test_numbers_and_arrays_of_numpy_are_arrays_of_jax() -> None:
 
 @pytest.mark.parametrize("of", BOTH)
 def test_records_are_dropped(of: Any) -> None:
-    from truebridge import _autograd_held as held
+    from truebridge.autograd import _held as held
 
     function = jax_function(lambda x: x**3, of=of)
     x = jnp.ones(3)

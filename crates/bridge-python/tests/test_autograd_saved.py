@@ -170,7 +170,7 @@ def test_a_checkpoint_has_the_gradients_of_pytorch(reentrant: bool, of: str) -> 
 
 
 def test_counting_writes_takes_no_memory() -> None:
-    from truebridge._autograd_in_torch import Writes
+    from truebridge.autograd._in_torch import Writes
 
     x = torch.zeros(1000)
     writes = Writes([x])
@@ -278,7 +278,7 @@ def test_keys_of_jax_are_arguments(reentrant: bool) -> None:
 
 def test_an_lstm_without_dropout_is_not_refused() -> None:
     """Its operation on a GPU has seeds, also where it drops nothing."""
-    from truebridge._autograd_draws import _drawn
+    from truebridge.autograd._draws import _drawn
 
     assert _drawn("CudnnRNNV3", None, True, 0.0) == frozenset() != _drawn("CudnnRNNV3", None, True, 0.5)
 

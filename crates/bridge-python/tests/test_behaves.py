@@ -24,7 +24,7 @@ import pytest
 import truebridge as tb
 from memory import eventually, views
 from programs import Warm
-from truebridge import processes
+from truebridge import _core, processes
 
 torch: Any = pytest.importorskip("torch")
 
@@ -85,7 +85,9 @@ with warnings.catch_warnings():
     import torch
     {frameworks}
 import truebridge as tb
-from truebridge import autograd, errors, files, names, pairs, processes, tracing
+from truebridge import autograd, errors, files, processes
+from truebridge._frameworks import pairs
+from truebridge.diagnostics import trace
 
 array, tensor = np.arange(6.0, dtype=np.float32).reshape(2, 3), torch.ones(2, 3)
 keywords = {{"copy": True, "device": "cpu", "order": "F", "permute": (1, 0), "detach": True}}
@@ -147,8 +149,8 @@ assert tape.gradient(y, constant).shape == (2, 3)
 
 #: Its own processes look at the frameworks, whichever the program has imported. Two are enough for what it says.
 MATRIX = """
-from truebridge import _doctor
-_doctor.ALL = {name: _doctor.ALL[name] for name in ("numpy", "torch")}
+from truebridge.diagnostics import doctor
+doctor.ALL = {name: doctor.ALL[name] for name in ("numpy", "torch")}
 matrix = tb.doctor().matrix
 assert {pair.method for pair in matrix.pairs if pair.device == "cpu"} == {"in place"}, str(matrix)
 str(matrix)
@@ -361,7 +363,7 @@ def test_an_interrupt_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
         interrupted(lambda: for_ever(call), 0.02 + 0.013 * number)
     # A share of which no ticket was returned ends with its time: the interrupt may come between the two.
     assert processes.held()["shares"] <= shares + (5 if name == "share" else 0)
-    processes._core.ipc_close()
+    _core.ipc_close()
     eventually(lambda: views() == before)
     # The file is whole or absent, and no part of one stays.
     left = [path for path in tmp_path.iterdir() if path.suffix not in (".npy", ".safetensors")]
@@ -374,7 +376,7 @@ def test_an_interrupt_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
 
 def test_a_put_that_is_interrupted_is_listed_or_ended(tmp_path: Path) -> None:
     """What no name stands for is not shared, wherever the interrupt has come."""
-    processes._core.ipc_close()
+    _core.ipc_close()
     with tb.serve(tmp_path / "names") as names:
         for number in range(20):
             interrupted(lambda: for_ever(lambda: names.put("x", ARRAY[:64])), 0.01 + 0.0013 * number)

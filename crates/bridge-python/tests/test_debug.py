@@ -19,7 +19,7 @@ import pytest
 
 import capsules
 import truebridge as tb
-from truebridge import debugging
+from truebridge.diagnostics import debug as debugging
 
 np: Any = pytest.importorskip("numpy")
 torch: Any = pytest.importorskip("torch")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import truebridge as tb
-from truebridge import debugging
+from truebridge.diagnostics import debug as debugging
 
 torch: Any = pytest.importorskip("torch")
 if not torch.cuda.is_available():

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 import truebridge as tb
-from truebridge import __main__, _doctor, _frameworks, _report
+from truebridge import __main__
+from truebridge._frameworks.table import ALL
+from truebridge.diagnostics import doctor, report
 
 TENSORFLOW1 = os.environ.get("TRUEBRIDGE_TENSORFLOW1")
 
@@ -52,8 +54,8 @@ def printing(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> None
         names = [arguments[-1] if arguments[0] == "framework" else arguments[0] for arguments in probes]
         return [(0, json.dumps({**PRINTED.get(name, MISSING), **changes.get(name, {})}), "") for name in names]
 
-    monkeypatch.setattr(_doctor, "_run", run)
-    monkeypatch.setattr(_doctor, "_imported", lambda: {})
+    monkeypatch.setattr(doctor, "_run", run)
+    monkeypatch.setattr(doctor, "_imported", lambda: {})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("TRUEBRIDGE_TENSORFLOW1", raising=False)
 
@@ -61,7 +63,7 @@ def printing(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> None
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return a folder at the start of the path, in which every framework is missing until a test writes one."""
-    for name in _frameworks.ALL:
+    for name in ALL:
         write(tmp_path, name, "raise ModuleNotFoundError('left out')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("TRUEBRIDGE_TENSORFLOW1", raising=False)
@@ -221,7 +223,7 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(libcuda: Path, error: int) -> dict[str, Any]:
     variables = {"LD_LIBRARY_PATH": str(libcuda), "FAKE_ERROR": str(error)}
-    return _doctor.ask({"driver": ["driver"]}, 100, variables)["driver"]
+    return doctor.ask({"driver": ["driver"]}, 100, variables)["driver"]
 
 
 def test_the_driver_is_asked(libcuda: Path) -> None:
@@ -302,7 +304,7 @@ def test_gpus_that_are_hidden_are_found(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("order", [("tensorflow", "torch"), ("torch", "tensorflow")])
 def test_the_order_of_imports_is_judged(order: tuple[str, str], shows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     printing(monkeypatch)
-    monkeypatch.setattr(_doctor, "_imported", lambda: {name: types.ModuleType(name) for name in order})
+    monkeypatch.setattr(doctor, "_imported", lambda: {name: types.ModuleType(name) for name in order})
     flags = "tensorflow.python.pywrap_dlopen_global_flags"
     monkeypatch.setitem(sys.modules, flags, types.ModuleType(flags) if shows else None)  # type: ignore[arg-type]
     report = tb.doctor()
@@ -318,7 +320,7 @@ def test_the_allocator_of_this_process_counts(monkeypatch: pytest.MonkeyPatch) -
         version=types.SimpleNamespace(cuda="13.0"),
         cuda=types.SimpleNamespace(get_allocator_backend=lambda: "cudaMallocAsync"),
     )
-    monkeypatch.setattr(_doctor, "_imported", lambda: {"torch": torch})
+    monkeypatch.setattr(doctor, "_imported", lambda: {"torch": torch})
     report = tb.doctor()
     assert "cudaMallocAsync" in only(report, "allocator", "torch")
     assert [framework.imported for framework in report.frameworks] == [True, False, False, False]
@@ -326,13 +328,13 @@ def test_the_allocator_of_this_process_counts(monkeypatch: pytest.MonkeyPatch) -
 
 def test_frameworks_that_do_not_work_together_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     printing(monkeypatch)
-    run, good = _doctor._run, ("tensorflow", "numpy", "cupy", "torch")
+    run, good = doctor._run, ("tensorflow", "numpy", "cupy", "torch")
 
     def crashing(probes: list[list[str]], *rest: Any) -> list[tuple[int | None, str, str]]:
         crashes = probes[0][0] == "pairs" and tuple(probes[0][1:]) not in works
         return [(-11, "", "")] if crashes else run(probes, *rest)
 
-    monkeypatch.setattr(_doctor, "_run", crashing)
+    monkeypatch.setattr(doctor, "_run", crashing)
     works = {good}
     words = only(tb.doctor(), "import_order", "frameworks")
     assert "SIGSEGV" in words and " then ".join(good) in words
@@ -362,7 +364,7 @@ def test_an_interrupt_ends_the_processes(faked: Path, monkeypatch: pytest.Monkey
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_doctor, "_status", interrupted)
+    monkeypatch.setattr(doctor, "_status", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tb.doctor()
     with pytest.raises(ProcessLookupError):
@@ -399,7 +401,7 @@ def test_the_page_explains_every_kind() -> None:
     page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
     table = page.partition("## Findings")[2]
     named = {kind for cells in re.findall(r"^\| (`.*?) \|", table, re.M) for kind in re.findall(r"`(\w+)`", cells)}
-    assert named == set(typing.get_args(_report.FindingKind))
+    assert named == set(typing.get_args(report.FindingKind))
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/nvidia0"), reason="needs CUDA")

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 import truebridge as tb
-from truebridge import __main__, _doctor, _frameworks, _measure
+from truebridge import __main__
 from truebridge._frameworks.numpy import aligned
+from truebridge._frameworks.table import ALL, Side
+from truebridge.diagnostics import doctor, measure
 
 np: Any = pytest.importorskip("numpy")
 torch: Any = pytest.importorskip("torch")
@@ -39,7 +41,7 @@ def printing(monkeypatch: pytest.MonkeyPatch, measured: str, code: int | None = 
         started.extend(probes)
         return [(0, json.dumps(DRIVER), "") if probe[0] == "driver" else (code, measured, "boom") for probe in probes]
 
-    monkeypatch.setattr(_doctor, "_run", run)
+    monkeypatch.setattr(doctor, "_run", run)
     return started
 
 
@@ -69,15 +71,15 @@ def test_every_pair_on_the_host_is_measured() -> None:
     assert found["version"] == tb.__version__ and found["cores"] > 0 and found["date"].endswith("Z")
 
 
-def sides() -> tuple[_frameworks.Side, _frameworks.Side]:
-    return _frameworks.ALL["torch"].side(torch, None), _frameworks.ALL["numpy"].side(np, None)
+def sides() -> tuple[Side, Side]:
+    return ALL["torch"].side(torch, None), ALL["numpy"].side(np, None)
 
 
 def test_the_methods_return_the_elements() -> None:
-    pair = _measure.Pair("torch", "numpy", "cpu", sides())
-    values = _measure._values((8, 4))
+    pair = measure.Pair("torch", "numpy", "cpu", sides())
+    values = measure._values((8, 4))
     tensor = pair.sides[0].of_host(aligned(values))
-    for kind in _measure.KINDS.values():
+    for kind in measure.KINDS.values():
         for method, (call, side) in kind.methods(pair).items():
             result = side.to_host(call(tensor))
             right = values.T if kind.copies else values
@@ -87,27 +89,27 @@ def test_the_methods_return_the_elements() -> None:
 
 
 def test_every_element_of_the_values_differs() -> None:
-    assert len(set(_measure._values((64, 32)).view(np.int32).ravel().tolist())) == 64 * 32
+    assert len(set(measure._values((64, 32)).view(np.int32).ravel().tolist())) == 64 * 32
 
 
 def test_a_method_with_other_elements_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = _measure.Pair("torch", "numpy", "cpu", sides())
+    pair = measure.Pair("torch", "numpy", "cpu", sides())
 
     def wrong(pair: Any) -> dict[str, Any]:
         return {"ours": (lambda x: np.ones(x.shape, np.float32), pair.sides[1])}
 
-    kind = _measure.Kind((4, 4), False, wrong)
+    kind = measure.Kind((4, 4), False, wrong)
     with pytest.raises(RuntimeError, match="the elements differ"):
-        _measure._rows(kind, [pair], 0.01, lambda share: None)
+        measure._rows(kind, [pair], 0.01, lambda share: None)
 
 
 def test_a_method_that_fails_has_no_figure() -> None:
-    pair = _measure.Pair("torch", "numpy", "cpu", sides())
+    pair = measure.Pair("torch", "numpy", "cpu", sides())
 
     def failing(pair: Any) -> dict[str, Any]:
         return {"ours": (lambda x: x.numpy(), pair.sides[1]), "native": (lambda x: x.absent(), pair.sides[1])}
 
-    (row,) = _measure._rows(_measure.Kind((4, 4), False, failing), [pair], 0.01, lambda share: None)
+    (row,) = measure._rows(measure.Kind((4, 4), False, failing), [pair], 0.01, lambda share: None)
     assert row["ours"] > 0
     assert row["native"] is None
 
@@ -121,10 +123,10 @@ def test_a_figure_is_the_median_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -
         asked.append(calls)
         return next(taken)
 
-    monkeypatch.setattr(_measure, "batch", batch)
-    pair = _measure.Pair("torch", "numpy", "cpu", sides())
-    contender = _measure.Contender({}, "ours", lambda x: x, None, pair)
-    assert _measure._medians(_measure.KINDS["handoffs"], [contender], 1e-9, told.append) == [3.0]
+    monkeypatch.setattr(measure, "batch", batch)
+    pair = measure.Pair("torch", "numpy", "cpu", sides())
+    contender = measure.Contender({}, "ours", lambda x: x, None, pair)
+    assert measure._medians(measure.KINDS["handoffs"], [contender], 1e-9, told.append) == [3.0]
     assert asked == [1] * 10
     assert told == pytest.approx([0, *(0.3 + 0.7 * turn / 7 for turn in range(7))])
 
@@ -132,7 +134,7 @@ def test_a_figure_is_the_median_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -
 def test_a_batch_counts_what_follows_and_not_what_precedes() -> None:
     calls = []
     nap = 0.02
-    nanoseconds = _measure.batch(calls.append, 7, 4, lambda: time.sleep(10 * nap), lambda: time.sleep(nap))
+    nanoseconds = measure.batch(calls.append, 7, 4, lambda: time.sleep(10 * nap), lambda: time.sleep(nap))
     assert calls == [7] * 4
     assert nap * 1e9 / 4 <= nanoseconds
 
@@ -205,9 +207,9 @@ def test_frameworks_that_are_broken_or_missing_are_left_out(monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     names = ("numpy", "tensorflow", "no_such_framework")
-    monkeypatch.setattr(_measure, "ALL", {name: _frameworks.ALL["numpy"] for name in names})
+    monkeypatch.setattr(measure, "ALL", {name: ALL["numpy"] for name in names})
     told: list[float] = []
-    found = _measure.bench("0.01", told.append)
+    found = measure.bench("0.01", told.append)
     assert told == [0, 0.125, 0.25, 0.625]
     assert found["broken"] == {"tensorflow": "ImportError: half installed"}
     assert list(found["versions"]) == ["numpy"]

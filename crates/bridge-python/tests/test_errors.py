@@ -475,7 +475,7 @@ DESCRIPTORS = """
 import os, resource, sys, tempfile, time
 import numpy as np, truebridge as tb
 if loaded:
-    tb.processes, tb.names
+    tb.processes
 folder = tempfile.mkdtemp()
 os.environ["TRUEBRIDGE_IPC"] = folder + "/ipc"
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))

@@ -550,7 +550,7 @@ def service() -> Any:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    tb.tensorflow1.open()
+    tb.tensorflow.v1.open()
     return module
 
 
@@ -568,7 +568,7 @@ def test_gallery_the_service_answers_in_parallel(service: Any) -> None:
 
     service.Service.session, service.Service.device = Together(), "cpu"
     with (
-        tb.tensorflow1.Session(service.frozen(), inputs, ["y:0"]) as session,
+        tb.tensorflow.v1.Session(service.frozen(), inputs, ["y:0"]) as session,
         ThreadingHTTPServer(("127.0.0.1", 0), service.Service) as server,
         ThreadPoolExecutor(4) as clients,
     ):

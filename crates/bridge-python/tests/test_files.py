@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from truebridge import _formats
+from truebridge.files import formats
 
 torch: Any = pytest.importorskip("torch")
 
@@ -443,7 +443,7 @@ def test_what_is_compressed_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(tb.BridgeValueError, match=f"have {4 << 24} bytes, and {limit} are allowed"):
             tb.load(path, "numpy", max_nbytes=limit)
     assert tb.load(path, "numpy", max_nbytes=4 << 24)["a"].shape == (1 << 24,)
-    monkeypatch.setattr(_formats, "_machine", lambda: 1 << 20)
+    monkeypatch.setattr(formats, "_machine", lambda: 1 << 20)
     with pytest.raises(tb.BridgeValueError, match="decompressed"):
         tb.load(path, "numpy")
 
@@ -499,7 +499,7 @@ def test_a_missing_package_is_named(package: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
     monkeypatch.delitem(sys.modules, "safetensors.numpy", raising=False)
     if package == "numpy":
-        monkeypatch.delitem(sys.modules, "truebridge._formats")
+        monkeypatch.delitem(sys.modules, "truebridge.files.formats")
     path = tmp_path / "x.safetensors"
     path.write_bytes(safe({"a": F32}))
     for call in (lambda: tb.load(path, "torch"), lambda: tb.save(path, torch.ones(2))):
@@ -576,7 +576,7 @@ def test_what_a_signal_handler_raises_passes(
         tb.save(path, np.ones(3))
     for name in ("write_array", "read_magic"):
         with monkeypatch.context() as patch:
-            patch.setattr(_formats.npy, name, interrupted)
+            patch.setattr(formats.npy, name, interrupted)
             for path in paths:
                 with pytest.raises(kind, match="^mine$"):
                     tb.save(path, np.ones(3)) if name == "write_array" else tb.load(path, "numpy")

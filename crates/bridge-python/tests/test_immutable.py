@@ -340,21 +340,22 @@ if name == "tensorflow":
 
 
 #: The modules whose functions convert for the user, who is warned.
-FOR_THE_USER = {"__init__.py", "pairs.py", "_calls.py", "_onnxruntime.py"}
+FOR_THE_USER = {"__init__.py", *(f"_frameworks/{name}.py" for name in ("pairs", "calls", "onnxruntime"))}
 WARNS = re.compile(r"^(convert|to_\w+|lend|lend_together)$")
 
 
 def test_no_other_module_of_the_package_calls_what_warns() -> None:
     found = {}
     for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="_core"), attr=name)) if WARNS.match(name):
                     promised = [one for one in node.keywords if one.arg == "read_only"]
                     if not (promised and isinstance(promised[0].value, ast.Constant) and promised[0].value.value):
-                        found.setdefault(path.name, []).append(name)
-                case ast.ImportFrom(module="_core", names=names) if path.name != "__init__.py":
-                    found.setdefault(path.name, []).extend(one.name for one in names if WARNS.match(one.name))
+                        found.setdefault(place, []).append(name)
+                case ast.ImportFrom(module="_core", names=names) if place != "__init__.py":
+                    found.setdefault(place, []).extend(one.name for one in names if WARNS.match(one.name))
     assert {name for name, called in found.items() if called} <= FOR_THE_USER, found
 
 

@@ -106,11 +106,11 @@ def test_errors_say_what_to_do(session: Any) -> None:
 
 @pytest.mark.parametrize("given", [None, "0", "", "94023"])
 def test_the_stream_of_a_session_is_the_one_that_it_was_given(given: str | None) -> None:
-    from truebridge import _onnxruntime
+    from truebridge._frameworks import onnxruntime
 
     class Session:
         def get_provider_options(self) -> dict[str, dict[str, str]]:
             return {"CUDAExecutionProvider": {} if given is None else {"user_compute_stream": given}}
 
     expected = 94023 if given == "94023" else None
-    assert _onnxruntime._compute_stream(Session()) == expected
+    assert onnxruntime._compute_stream(Session()) == expected

@@ -21,7 +21,9 @@ from pathlib import Path
 import pytest
 
 import truebridge as tb
-from truebridge import _core, _frameworks
+from truebridge import _core
+from truebridge._frameworks import table
+from truebridge._frameworks.numpy import aligned
 
 # The import of the package: short, without a framework, and with everything in it that it names.
 
@@ -55,7 +57,7 @@ def test_the_import_takes_less_than_30_ms() -> None:
     assert min(float(run(code)) for _ in range(5)) < 0.030
 
 
-@pytest.mark.parametrize("name", ["doctor", "processes", "pairs", "open", "trace", "Ticket", "convert_tf_to_pytorch"])
+@pytest.mark.parametrize("name", ["doctor", "processes", "open", "trace", "Ticket", "convert_tf_to_pytorch"])
 def test_a_name_that_is_imported_later_is_one_object(name: str) -> None:
     code = f"""
         import truebridge as tb
@@ -78,13 +80,26 @@ def test_the_modules_import_one_another_without_a_circle() -> None:
     """Also where they do at their first use, and for types. Modules import nothing of the package itself."""
     folder = Path(tb.__file__).parent
 
-    def imported(file: Path) -> set[str]:
-        named = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
-        own = [node for node in named if node.level == 1]
-        return {name for node in own for name in ([node.module] if node.module else [a.name for a in node.names])}
+    def named(file: Path) -> str:
+        return ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
 
-    imports = {file.stem: imported(file) for file in folder.glob("*.py") if file.stem not in ("__init__", "__main__")}
-    assert len(imports) > 20
+    modules = {named(file): file for file in folder.rglob("*.py") if file.parent != folder or file.stem[0] != "_"}
+
+    def imported(file: Path) -> set[str]:
+        found = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                parts = file.relative_to(folder).parts
+                place = ".".join([*parts[: len(parts) - node.level], *(node.module or "").split(".")]).strip(".")
+                found |= {
+                    one if (one := f"{place}.{name.name}".strip(".")) in modules else place for name in node.names
+                }
+        return found & modules.keys()
+
+    imports = {name: imported(file) for name, file in modules.items()}
+    assert (
+        len(imports) > 20 and "processes.tickets" in imports["processes"] and "errors" in imports["processes.tickets"]
+    )
     list(graphlib.TopologicalSorter(imports).static_order())
 
 
@@ -93,14 +108,16 @@ def test_the_modules_import_one_another_without_a_circle() -> None:
 
 ROOT = Path(__file__).parents[3]
 LISTS = ROOT / "xtask/site/frameworks.py"
-NAMES = list(_frameworks.ALL)
+NAMES = list(table.ALL)
+#: Modules next to the rows, for all frameworks, for libraries that are none, and for a compiler.
+OF_ALL = ("pairs", "shards", "calls", "onnxruntime", "compiled")
 
 
 def test_the_table_is_that_of_rust() -> None:
     assert {name for name, variable in _core.FRAMEWORKS.items() if variable is None} == {*NAMES}
-    assert [name for name in _core.FRAMEWORKS if name in _frameworks.ALL] == NAMES
-    files = {file.stem for file in Path(_frameworks.__file__).parent.glob("*.py")} - {"__init__"}
-    assert files == {*_core.FRAMEWORKS} == {*NAMES, *_frameworks.FOLDERS}
+    assert [name for name in _core.FRAMEWORKS if name in table.ALL] == NAMES
+    files = {file.stem for file in Path(table.__file__).parent.glob("*.py")} - {"__init__", "table", *OF_ALL}
+    assert files == {*_core.FRAMEWORKS} == {*NAMES, *table.FOLDERS}
 
 
 @pytest.mark.skipif(not LISTS.exists(), reason="not a checkout")
@@ -152,7 +169,7 @@ def test_every_framework_has_its_functions() -> None:
     # ONNX Runtime has values for sessions, and no adapter in Python.
     named = {name for name in tb.__all__ if name.startswith("to_")} - {"to_onnxruntime"}
     assert {f"to_{name}" for name in NAMES} == named
-    pairs = itertools.permutations((row.alias for row in _frameworks.ALL.values()), 2)
+    pairs = itertools.permutations((row.alias for row in table.ALL.values()), 2)
     expected = {f"convert_{source}_to_{target}" for source, target in pairs}
     assert expected == {name for name in dir(tb) if name.startswith("convert_")}
     assert not expected & set(tb.__all__), "an import of everything takes no pairs"
@@ -160,15 +177,15 @@ def test_every_framework_has_its_functions() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_says_what_is(name: str) -> None:
-    row, module = _frameworks.ALL[name], pytest.importorskip(name)
+    row, module = table.ALL[name], pytest.importorskip(name)
     if not row.on_host:
         pytest.skip("it needs a GPU")
     tensor = row.small(module, "cpu", 0)
     assert (type(tensor).__module__, type(tensor).__qualname__) == row.kind
-    assert tb.to_numpy(tensor).shape == (_frameworks.SMALL,)
-    assert tb.to_numpy(tensor).ctypes.data % _frameworks.ALIGNMENT == 0
+    assert tb.to_numpy(tensor).shape == (table.SMALL,)
+    assert tb.to_numpy(tensor).ctypes.data % table.ALIGNMENT == 0
     side = row.side(module, None)
-    array = _frameworks.numpy.aligned(tb.to_numpy(tensor) + 1)  # type: ignore[attr-defined]
+    array = aligned(tb.to_numpy(tensor) + 1)
     assert side.to_host(side.of_host(array)).tolist() == array.tolist()
 
 
@@ -196,11 +213,9 @@ HOMES = (
     "crates/bridge-capi/*",
     "crates/bridge-frameworks/src/table.rs",
     "crates/bridge-python/python/truebridge/_frameworks/*",
-    "crates/bridge-python/python/truebridge/_autograd_*.py",
-    "crates/bridge-python/python/truebridge/_compiled.py",
+    "crates/bridge-python/python/truebridge/autograd/_*.py",
     "crates/bridge-python/python/truebridge/jax.py",
-    "crates/bridge-python/python/truebridge/tensorflow*.py",
-    "crates/bridge-python/python/truebridge/_operations.py",
+    "crates/bridge-python/python/truebridge/tensorflow/*",
     "crates/bridge-python/src/jax.rs",
     "crates/bridge-python/src/pytrees.rs",
     "crates/bridge-python/src/tensorflow*.rs",
@@ -228,6 +243,7 @@ REASONS: dict[str, str] = {
     "conformance/python/truebridge_conformance/others.py": NUMPY_IS_A_TOOL,
     "conformance/src/fault/real.rs": "each fault is in the adapter of one framework",
     "conformance/src/lib.rs": "a feature of the crate",
+    "conformance/src/names.rs": EXAMPLE,
     "conformance/src/python/extension.rs": TENSORFLOW1,
     "conformance/src/python/floor.rs": "calls the functions of each framework without the bridge: it is the bar",
     "conformance/src/python/mod.rs": "opens the adapters that run on request, and " + TENSORFLOW1,
@@ -247,17 +263,16 @@ REASONS: dict[str, str] = {
     "crates/bridge-frameworks/src/objects.rs": TENSORFLOW1,
     "crates/bridge-pyo3/src/objects/dtypes.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-pyo3/src/lib.rs": NUMPY_IS_A_TOOL,
+    "crates/bridge-pyo3/src/objects/mod.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/__init__.py": MODULES,
-    "crates/bridge-python/python/truebridge/_bench.py": NUMPY_IS_A_TOOL,
+    "crates/bridge-python/python/truebridge/diagnostics/bench.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_core.pyi": MODULES,
-    "crates/bridge-python/python/truebridge/_formats.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/_measure.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/_onnxruntime.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/_rdt.py": "Ray's own transports and buffers are for tensors of PyTorch",
-    "crates/bridge-python/python/truebridge/_allocations.py": "a pool of PyTorch, and how PyTorch writes its dtypes",
-    "crates/bridge-python/python/truebridge/autograd.py": "gradients cross between the two that have them",
-    "crates/bridge-python/python/truebridge/files.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/names.py": "returns a memory pool of PyTorch",
+    "crates/bridge-python/python/truebridge/files/formats.py": NUMPY_IS_A_TOOL,
+    "crates/bridge-python/python/truebridge/diagnostics/measure.py": NUMPY_IS_A_TOOL,
+    "crates/bridge-python/python/truebridge/processes/rdt.py": "Ray's transports and buffers are of PyTorch",
+    "crates/bridge-python/python/truebridge/processes/allocations.py": "a pool of PyTorch, and its dtypes",
+    "crates/bridge-python/python/truebridge/files/__init__.py": NUMPY_IS_A_TOOL,
+    "crates/bridge-python/python/truebridge/processes/names.py": "returns a memory pool of PyTorch",
     "crates/bridge-python/src/containers.rs": "PyTorch's ParameterDict and ParameterList are containers by their class",
     "crates/bridge-python/src/copier.rs": "scalars of NumPy, whose memory does not stay, are known by their type",
     "crates/bridge-python/src/conversions.rs": NUMPY_IS_A_TOOL,

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 import pytest
 
 import truebridge as tb
-from truebridge import processes
+from truebridge import _core, processes
 from truebridge_conformance.others import python37
 
 torch: Any = pytest.importorskip("torch")
@@ -52,10 +52,10 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     sockets = tmp_path_factory.mktemp("ipc")
     sockets.chmod(0o700)
     monkeypatch.setenv("TRUEBRIDGE_IPC", str(sockets))
-    processes._core.ipc_close()
+    _core.ipc_close()
     processes.configure(folder=sockets)
     yield tmp_path
-    processes._core.ipc_close()
+    _core.ipc_close()
 
 
 def test_the_package_is_the_installed_one() -> None:

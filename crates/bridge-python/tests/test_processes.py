@@ -22,7 +22,8 @@ import pytest
 import truebridge as tb
 from capsules import Wrapper
 from conftest import kind_of
-from truebridge import processes, publications
+from truebridge import processes
+from truebridge.processes import publications
 from truebridge_conformance import others
 from truebridge_conformance.others import Other, wait_until
 
@@ -343,7 +344,7 @@ import os, sys
 import numpy as np
 import truebridge as tb
 # User 2 may not be able to import more.
-tb.to_numpy(tb.names and np.zeros(1))
+tb.to_numpy(tb.processes and np.zeros(1))
 os.setuid(2)
 for users in ([], [0]):
     tb.processes.configure(users=users)

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from truebridge import _doctor, _progress, _report, files
+from truebridge import files
+from truebridge.diagnostics import doctor, progress, report
 
 ONES: Any = np.ones(1 << 16, np.float32)
 NBYTES = ONES.nbytes
@@ -34,14 +35,15 @@ SLOW = """
 import sys, time
 import numpy as np
 import truebridge as tb
-from truebridge import _progress, files
+from truebridge import files
+from truebridge.diagnostics import progress
 files._STEP = 1 << 16
-_progress.PATIENCE = {patience}
-step = _progress.Meter.step
+progress.PATIENCE = {patience}
+step = progress.Meter.step
 def slow(meter, amount):
     time.sleep(0.15)
     step(meter, amount)
-_progress.Meter.step = slow
+progress.Meter.step = slow
 arrays = {{name: np.zeros(1 << 14, np.float32) for name in "abcd"}}
 {call}
 print("the end", file=sys.stderr)
@@ -50,9 +52,9 @@ print("the end", file=sys.stderr)
 #: Runs ``bench``, whose process measures nothing.
 BENCH = """
 import truebridge as tb
-from truebridge import _doctor, _progress
-_progress.PATIENCE = 0
-_doctor._PROGRAM = '''
+from truebridge.diagnostics import doctor, progress
+progress.PATIENCE = 0
+doctor._PROGRAM = '''
 import sys, time
 for share in range(6 if "bench" in sys.argv else 0):
     print(f"{share / 5:.3f}", flush=True)
@@ -87,7 +89,7 @@ class Screen(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(_progress.time, "monotonic", clock)
+    monkeypatch.setattr(progress.time, "monotonic", clock)
     return clock
 
 
@@ -154,7 +156,7 @@ def test_a_line_is_not_longer_than_the_terminal(tmp_path: Path, monkeypatch: pyt
 def test_what_is_not_a_terminal_is_left_alone(
     clock: Clock, small_steps: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
     for screen in (Screen(False), None):
         monkeypatch.setattr(sys, "stderr", screen)
         tb.save(tmp_path / "x.npz", TREE)
@@ -163,8 +165,8 @@ def test_what_is_not_a_terminal_is_left_alone(
     closed = Screen(True)
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    for progress in (None, True):
-        tb.save(tmp_path / "x.npz", TREE, progress=progress)
+    for choice in (None, True):
+        tb.save(tmp_path / "x.npz", TREE, progress=choice)
     # Else the same call shows something.
     monkeypatch.setattr(sys, "stderr", screen := Screen(True))
     tb.save(tmp_path / "x.npz", TREE)
@@ -181,7 +183,7 @@ def test_true_shows_a_line_in_a_notebook(tmp_path: Path, clock: Clock, monkeypat
 
 def test_a_line_is_written_ten_times_a_second_and_says_how_long(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen := Screen(True))
-    with _progress.metered(None, "load \x1b[2J.npy", _report.size) as meter:
+    with progress.metered(None, "load \x1b[2J.npy", report.size) as meter:
         meter.expect(100 << 20)
         for _ in range(100):
             clock.now += 0.05
@@ -197,7 +199,7 @@ def test_a_line_is_written_ten_times_a_second_and_says_how_long(clock: Clock, mo
 
 def test_an_error_does_not_share_the_line(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen := Screen(True))
-    with pytest.raises(KeyboardInterrupt), _progress.metered(True, "bench", "{:g} s".format) as meter:
+    with pytest.raises(KeyboardInterrupt), progress.metered(True, "bench", "{:g} s".format) as meter:
         meter.expect(10)
         meter.step(5)
         raise KeyboardInterrupt
@@ -292,11 +294,11 @@ def test_what_stays_on_the_host_is_not_counted(told: Any) -> None:
 
 def test_an_interrupt_at_the_end_of_the_line_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
-    def interrupted(progress: Any, ago: float) -> Iterator[_progress.Meter]:
-        yield _progress.Meter(None)
+    def interrupted(_: Any, ago: float) -> Iterator[progress.Meter]:
+        yield progress.Meter(None)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_progress, "of_moves", interrupted)
+    monkeypatch.setattr(progress, "of_moves", interrupted)
     for call in (lambda: tb.to_torch(ONES, progress=True), lambda: tb.copy(ONES, out=ONES, progress=True)):
         with pytest.raises(KeyboardInterrupt):
             call()
@@ -315,7 +317,7 @@ def test_bench_hears_how_far_its_process_is(told: Any, monkeypatch: pytest.Monke
             hear(text)
         return [(0, '1.000\n{"versions": {}, "broken": {}, "handoffs": [], "copies": []}', "")]
 
-    monkeypatch.setattr(_doctor, "_run", run)
+    monkeypatch.setattr(doctor, "_run", run)
     tb.bench(seconds=4, progress=tell)
     assert steps == [(0, 4), (0, 4), (0, 4), (2, 4), (4, 4), (4, 4)]
 
@@ -324,20 +326,20 @@ def test_the_process_of_bench_is_heard_while_it_runs(tmp_path: Path, monkeypatch
     # It goes on once it was heard.
     program = "import os, time\nfor share in ('0.100', '0.200'):\n print(share, flush=True)\n"
     program += f" while not os.path.exists({str(tmp_path)!r} + '/' + share): time.sleep(0.01)\n"
-    monkeypatch.setattr(_doctor, "_PROGRAM", f"{program}print('{{\"a\": 1}}', end='')")
+    monkeypatch.setattr(doctor, "_PROGRAM", f"{program}print('{{\"a\": 1}}', end='')")
 
     def hear(printed: str) -> None:
         for share in printed.split():
             (tmp_path / share).touch()
 
-    assert _doctor.ask({"x": []}, 60, hear=hear) == {"x": {"a": 1}}
+    assert doctor.ask({"x": []}, 60, hear=hear) == {"x": {"a": 1}}
     assert sorted(os.listdir(tmp_path)) == ["0.100", "0.200"]
 
 
 def test_a_process_that_is_heard_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_doctor, "_PROGRAM", "import time; time.sleep(600)")
+    monkeypatch.setattr(doctor, "_PROGRAM", "import time; time.sleep(600)")
     heard: list[str] = []
-    assert _doctor.ask({"x": []}, 0.5, hear=heard.append)["x"]["ended"][0] == "hang"
+    assert doctor.ask({"x": []}, 0.5, hear=heard.append)["x"]["ended"][0] == "hang"
     assert heard and set(heard) == {""}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from truebridge import processes
+from truebridge import _core
 from truebridge_conformance.others import wait_until
 
 ray = pytest.importorskip("ray")
@@ -44,7 +44,7 @@ LARGE = 1 << 19
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     # The tests count what this process shares, and other tests leave shares that end by their time.
-    processes._core.ipc_close()
+    _core.ipc_close()
     with started(tmp_path_factory.mktemp("ipc"), __name__) as cluster:
         yield cluster
 

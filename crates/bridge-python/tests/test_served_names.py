@@ -9,7 +9,7 @@ import pytest
 
 import truebridge as tb
 from conftest import kind_of
-from truebridge import processes
+from truebridge import _core, processes
 from truebridge_conformance.others import Other, wait_until
 
 torch = pytest.importorskip("torch")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("ipc_folder")
 @pytest.fixture
 def _anew() -> None:
     """End what other tests have shared."""
-    processes._core.ipc_close()
+    _core.ipc_close()
 
 
 def shares() -> int:
@@ -79,7 +79,7 @@ def test_names_for_asyncio(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_anew")
 def test_a_put_that_is_cancelled_follows_no_later_one(tmp_path: Path) -> None:
-    async def rounds(names: tb.names.Names) -> None:
+    async def rounds(names: tb.processes.Names) -> None:
         for number in range(60):
             try:
                 await asyncio.wait_for(names.put_async("x", np.full(4, -number)), timeout=number % 3 / 2000)
@@ -101,7 +101,7 @@ def test_a_put_that_is_cancelled_follows_no_later_one(tmp_path: Path) -> None:
 def test_the_newest_of_many_versions_can_be_opened(tmp_path: Path) -> None:
     """Tasks that put one name at once, and all versions but the newest are dropped."""
 
-    async def rounds(names: tb.names.Names) -> None:
+    async def rounds(names: tb.processes.Names) -> None:
         for _ in range(100):
             versions = await asyncio.gather(*(names.put_async("x", np.arange(4)) for _ in range(4)))
             assert names.list()["x"][0] == max(versions)
@@ -171,17 +171,19 @@ def test_nonsense_about_names_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_every_function_of_names_has_its_double_for_asyncio() -> None:
-    plain = {name for name, _ in inspect.getmembers(tb.names.Client, inspect.isfunction) if not name.startswith("_")}
+    plain = {
+        name for name, _ in inspect.getmembers(tb.processes.Client, inspect.isfunction) if not name.startswith("_")
+    }
     doubles = {name for name in plain if name.endswith("_async")}
     # These ask no other process.
     assert {f"{name}_async" for name in plain - doubles - {"close", "subscribe"}} == doubles
     for double in doubles:
-        ours, theirs = getattr(tb.names.Client, double.removesuffix("_async")), getattr(tb.names.Client, double)
+        ours, theirs = getattr(tb.processes.Client, double.removesuffix("_async")), getattr(tb.processes.Client, double)
         assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters, double
 
 
 def test_a_watch_ends_after_its_time(tmp_path: Path) -> None:
-    async def watched(names: tb.names.Names, after: int, timeout: float) -> list[int]:
+    async def watched(names: tb.processes.Names, after: int, timeout: float) -> list[int]:
         found: list[int] = []
         async for version in names.watch_async("x", after=after, timeout=timeout):
             found.append(version)

@@ -316,7 +316,7 @@ def test_a_connection_that_has_done_nothing_goes_on_with_the_next_store(path: st
 
 
 def test_a_watch_ends_with_its_connection_and_many_hold_nothing_up(path: str) -> None:
-    async def watched(client: tb.names.Client) -> str:
+    async def watched(client: tb.processes.Client) -> str:
         try:
             async for _ in client.watch_async("none"):
                 pass

@@ -23,7 +23,10 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from truebridge import __main__, _bench, _doctor, _findings, _report
+from truebridge import __main__
+from truebridge.diagnostics import doctor, findings
+from truebridge.diagnostics.bench import Bench
+from truebridge.diagnostics.report import Matrix, Pair, Report
 
 torch: Any = pytest.importorskip("torch")
 
@@ -96,7 +99,7 @@ def cycle() -> list[Any]:
 
 def wheel() -> Any:
     path = Path(__file__)
-    return tb.tensorflow1.open(path)
+    return tb.tensorflow.v1.open(path)
 
 
 def consumed() -> Any:
@@ -340,11 +343,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     ),
     "no server": (lambda: tb.connect("/tmp/no-socket-is-here"), "gone", "name the right path"),
     "no saved model": (
-        lambda: tb.tensorflow1.Session.of_saved_model("/no/folder"),
+        lambda: tb.tensorflow.v1.Session.of_saved_model("/no/folder"),
         "argument",
         "name the folder of a saved model",
     ),
-    "no folder of TensorFlow": (lambda: tb.tensorflow1.open("/no/folder"), "missing", "site-packages/tensorflow_core"),
+    "no folder of TensorFlow": (
+        lambda: tb.tensorflow.v1.open("/no/folder"),
+        "missing",
+        "site-packages/tensorflow_core",
+    ),
 }
 MISTAKES["a dtype that a producer does not export"] = (lambda: tb.to_torch(WithoutDType()), "dtype", "cast the tensor")
 MISTAKES["with fake tensors"] = (beside_fake_tensors, "not_a_tensor", "leave the mode")
@@ -601,7 +608,7 @@ def test_doctor_finds_that_there_is_no_framework(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        _doctor, "_probed", lambda _: {"driver": {}, **dict.fromkeys(_findings.ALL, {"installed": False})}
+        doctor, "_probed", lambda _: {"driver": {}, **dict.fromkeys(findings.ALL, {"installed": False})}
     )
     (finding,) = tb.doctor().findings
     assert finding.kind == "missing" and "pip install" in finding.advice and sys.executable in finding.text
@@ -626,9 +633,9 @@ def shown() -> dict[str, Any]:
     plan = tb.plan(ONES[::-1], "torch")
     with tb.trace() as trace:
         tb.to_torch(ONES)
-    matrix = _report.Matrix((_report.Pair("torch", "numpy", "cpu", "copy", "a < b"),))
-    report = _report.Report("1", "3", "python", None, None, (), (), ("torch",), matrix, ())
-    bench = _bench.Bench("1", "3", "today", "Linux", "a <CPU>", 2, None, (), {}, {}, (), ())
+    matrix = Matrix((Pair("torch", "numpy", "cpu", "copy", "a < b"),))
+    report = Report("1", "3", "python", None, None, (), (), ("torch",), matrix, ())
+    bench = Bench("1", "3", "today", "Linux", "a <CPU>", 2, None, (), {}, {}, (), ())
     return {"plan": plan, "trace": trace, "matrix": matrix, "doctor": report, "bench": bench, "ticket": tb.share(ONES)}
 
 

@@ -27,7 +27,7 @@ DTYPES = [
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[tb.tensorflow1.Session]:
+def session() -> Iterator[tb.tensorflow.v1.Session]:
     """Gives 2 x + 1 and x."""
     with on_host(line(), {"x:0": FLOATS}, ["y:0", "x:0"]) as session:
         yield session
@@ -56,7 +56,7 @@ def test_a_session_works_on_the_memory_of_torch(session: Any) -> None:
 
 
 def test_the_profile_is_that_of_1_15() -> None:
-    assert tb.tensorflow1.open().startswith("1.15.")
+    assert tb.tensorflow.v1.open().startswith("1.15.")
     profile = tb.profile("tensorflow1")
     assert (profile["name"], sorted(profile["dtypes"])) == ("tensorflow1", sorted(DTYPES))
     assert (profile["strides"], profile["alignment"], profile["keeps_read_only"]) == ("compact", 64, True)
@@ -276,7 +276,7 @@ def test_an_output_that_1_15_computes_on_another_device_of_the_host(config: Any)
     options = {} if config is None else {"config": v1.ConfigProto(device_count=config)}
     if config is None and torch.cuda.is_available():
         pytest.skip("this session has a GPU")
-    with tb.tensorflow1.Session(graph, {"x": ("uint32", [3])}, "y", **options) as session:
+    with tb.tensorflow.v1.Session(graph, {"x": ("uint32", [3])}, "y", **options) as session:
         first, second = (session.run({"x": x}, "numpy")[0] for _ in range(2))
     assert (first.tolist(), second.tolist()) == ([[0, 1, 2]] * 2, [[0, 1, 2]] * 2)
     first[...] = 7
@@ -288,7 +288,7 @@ def test_more_of_the_configuration_is_given_as_tensorflow_has_it() -> None:
     inputs = {"x": ("float32", [None], "/device:CPU:1")}
     for given in (config, config.SerializeToString()):
         options: dict[str, Any] = {"memory_growth": False, "memory_fraction": 0.5, "visible_devices": [0]}
-        with tb.tensorflow1.Session(line(), inputs, ["y"], config=given, **options) as session:
+        with tb.tensorflow.v1.Session(line(), inputs, ["y"], config=given, **options) as session:
             processors = [name for name in session.devices if "/device:CPU:" in name]
             assert [name.rpartition("/")[2] for name in processors] == ["device:CPU:0", "device:CPU:1"]
             assert session.run({"x": torch.ones(2)}, "numpy")[0].tolist() == [3, 3]
@@ -302,12 +302,12 @@ def test_the_configuration_wins_also_where_it_says_false() -> None:
     graph = saved(build)
     hard, soft = (v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=allowed) for allowed in (False, True))
     for elsewhere in ({"config": soft}, {}):
-        with tb.tensorflow1.Session(graph, {"x": FLOATS}, ["y"], **elsewhere) as session:
+        with tb.tensorflow.v1.Session(graph, {"x": FLOATS}, ["y"], **elsewhere) as session:
             device = session.devices[0]
             tensor = torch.ones(2, device="cuda" if any("GPU" in name for name in session.devices) else "cpu")
             assert session.run({"x": tensor}, "torch")[0].tolist() == [3, 3], device
     with pytest.raises(tb.BridgeRuntimeError, match="Cannot assign a device"):
-        tb.tensorflow1.Session(graph, {"x": FLOATS}, ["y"], config=hard).run({"x": torch.ones(2)})
+        tb.tensorflow.v1.Session(graph, {"x": FLOATS}, ["y"], config=hard).run({"x": torch.ones(2)})
 
 
 def test_threads_may_run_a_session_at_once(session: Any) -> None:
@@ -346,7 +346,7 @@ def slow() -> bytes:
 
 def test_a_session_may_be_closed_during_a_run_which_lets_others_work() -> None:
     one_thread = v1.ConfigProto(device_count={"GPU": 0}, intra_op_parallelism_threads=1, use_per_session_threads=True)
-    session = tb.tensorflow1.Session(slow(), {"x": ("float64", [None])}, ["y"], config=one_thread)
+    session = tb.tensorflow.v1.Session(slow(), {"x": ("float64", [None])}, ["y"], config=one_thread)
     results: list[Any] = []
     tensor = torch.arange(1e5, dtype=torch.float64)
     leased = tb.stats()["leased"]

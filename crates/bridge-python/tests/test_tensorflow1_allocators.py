@@ -120,10 +120,10 @@ import os
 import numpy
 import truebridge as tb
 
-tb.tensorflow1.open(os.environ["TRUEBRIDGE_TENSORFLOW1"])
+tb.tensorflow.v1.open(os.environ["TRUEBRIDGE_TENSORFLOW1"])
 for _ in range(3):
     x = numpy.arange(4096, dtype="float32")
-    with tb.tensorflow1.Session(LINE, {"x": ("float32", [None])}, ["y", "x"]) as session:
+    with tb.tensorflow.v1.Session(LINE, {"x": ("float32", [None])}, ["y", "x"]) as session:
         for _ in range(20):
             y, same = session.run({"x": x}, "numpy")
             assert y.tolist() == (2 * x + 1).tolist() and same.tolist() == x.tolist()
@@ -135,7 +135,7 @@ for _ in range(3):
         else:
             raise SystemExit("no error")
     try:
-        tb.tensorflow1.Session(b"garbage", {}, ["y"])
+        tb.tensorflow.v1.Session(b"garbage", {}, ["y"])
     except tb.BridgeError:
         pass
 import torch
@@ -220,7 +220,7 @@ def test_all_functions_are_those_of_the_preloaded_allocator(name: str, tmp_path:
     code = f"""
 import truebridge as tb
 try:
-    tb.tensorflow1.open({str(package)!r})
+    tb.tensorflow.v1.open({str(package)!r})
 except tb.BridgeError as error:
     assert "TF_Version" in str(error), error
 else:
@@ -342,7 +342,7 @@ def test_a_result_is_not_the_variable_of_a_saved_model(tmp_path: Path, resource:
         node.attr.pop("debug_name", None)  # 1.15 does not know it
     pb.write_bytes(stripped.SerializeToString())
     ones = np.ones(16, np.float32)
-    with tb.tensorflow1.Session.of_saved_model(tmp_path / "model", config=HOST) as session:
+    with tb.tensorflow.v1.Session.of_saved_model(tmp_path / "model", config=HOST) as session:
         totals, results = zip(*(session.run({"more": ones}, "torch") for _ in range(3)), strict=True)
         kept = [result.clone() for result in results]
         values = [float(result.view(tb_torch().float32).flatten()[0]) for result in results]

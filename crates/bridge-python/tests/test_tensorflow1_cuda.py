@@ -31,13 +31,13 @@ if not has_gpu():
     pytest.skip("TensorFlow 1.15 has no GPU", allow_module_level=True)
 
 
-def on_device(graph: bytes, inputs: Mapping[str, Any], outputs: Sequence[str]) -> tb.tensorflow1.Session:
+def on_device(graph: bytes, inputs: Mapping[str, Any], outputs: Sequence[str]) -> tb.tensorflow.v1.Session:
     """A session that uses the GPU."""
-    return tb.tensorflow1.Session(graph, inputs, outputs, config=AS_BUILT)
+    return tb.tensorflow.v1.Session(graph, inputs, outputs, config=AS_BUILT)
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[tb.tensorflow1.Session]:
+def session() -> Iterator[tb.tensorflow.v1.Session]:
     """Gives x + x and x. Kernels are compiled, and memory is reserved, the first time."""
     with on_device(double(), X, ["y:0", "x:0"]) as session:
         for _ in range(2):
@@ -374,7 +374,7 @@ NO_GPU: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", NO_GPU.values(), ids=NO_GPU)
 def test_the_host_stays_what_it_is(session: Any, options: dict[str, Any]) -> None:
     """A session on the host, next to one on the device."""
-    with tb.tensorflow1.Session(double(), X, ["y", "x"], **options) as on_host:
+    with tb.tensorflow.v1.Session(double(), X, ["y", "x"], **options) as on_host:
         assert not any("/device:GPU:" in name for name in on_host.devices)
         tensor = torch.arange(64.0)
         computed, same = on_host.run({"x": tensor})

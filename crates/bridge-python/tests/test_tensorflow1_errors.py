@@ -20,7 +20,7 @@ torch: Any = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def session() -> Iterator[tb.tensorflow1.Session]:
+def session() -> Iterator[tb.tensorflow.v1.Session]:
     with on_host(line(), {"x:0": FLOATS}, ["y:0"]) as session:
         yield session
         assert session.run({"x:0": torch.ones(2)}, "torch")[0].tolist() == [3, 3]
@@ -94,12 +94,12 @@ ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
     "more than all": (lambda: opened(memory_fraction=1.5), "memory_fraction is 1.5"),
     "a fraction that is not a number": (lambda: opened(memory_fraction=float("nan")), "memory_fraction is NaN"),
     "a growth of 3": (lambda: opened(memory_growth=3), "memory_growth is 3"),
-    "a number as tags": (lambda: tb.tensorflow1.Session.of_saved_model("m", tags=[3]), r"tags is \[3\]"),  # type: ignore[list-item]
+    "a number as tags": (lambda: tb.tensorflow.v1.Session.of_saved_model("m", tags=[3]), r"tags is \[3\]"),  # type: ignore[list-item]
 }
 
 
-def opened(inputs: Any = X, outputs: Any = "y:0", **options: Any) -> tb.tensorflow1.Session:
-    return tb.tensorflow1.Session(line(), inputs, outputs, **options)
+def opened(inputs: Any = X, outputs: Any = "y:0", **options: Any) -> tb.tensorflow.v1.Session:
+    return tb.tensorflow.v1.Session(line(), inputs, outputs, **options)
 
 
 @pytest.mark.parametrize("case", ARGUMENTS)
@@ -146,7 +146,7 @@ def test_nothing_runs_for_a_target_that_does_not_exist(tmp_path: Path) -> None:
         builder.add_meta_graph_and_variables(own, ["serve"], {"serving_default": signature}, strip_default_attrs=True)
         builder.save()
     one = torch.ones((), dtype=torch.int32)
-    with tb.tensorflow1.Session.of_saved_model(tmp_path / "model") as session:
+    with tb.tensorflow.v1.Session.of_saved_model(tmp_path / "model") as session:
         refused(lambda: session.run({"more": one}, "caffe"), "choose one of", "argument")
         assert session.run({"more": one}, "torch")[0].item() == 1
 
@@ -174,7 +174,7 @@ def test_signatures_that_cannot_be_run_say_what_to_save(tmp_path: Path) -> None:
         ("of sparse", "input sparse of the signature.*to_dense", "argument"),
         ("to sparse", "output sparse of the signature.*to_dense", "argument"),
     ]:
-        refused(lambda: tb.tensorflow1.Session.of_saved_model(tmp_path / "model", name), words, kind)  # noqa: B023
+        refused(lambda: tb.tensorflow.v1.Session.of_saved_model(tmp_path / "model", name), words, kind)  # noqa: B023
 
 
 #: What a session is opened with wrongly: inputs, outputs and options; what the error says, and its kind.
@@ -237,7 +237,7 @@ def test_what_is_no_configuration_is_refused() -> None:
         (listing("0,-1"), '"0,-1"'),
         (listing("1,1"), '"1,1"'),
     ]:
-        refused(lambda: tb.tensorflow1.Session(line(), X, ["y"], config=wrong), words, "argument")  # noqa: B023
+        refused(lambda: tb.tensorflow.v1.Session(line(), X, ["y"], config=wrong), words, "argument")  # noqa: B023
 
 
 def listing(devices: str) -> Any:

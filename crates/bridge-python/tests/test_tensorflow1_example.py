@@ -108,7 +108,7 @@ def test_a_program_of_python_3_7_serves_it() -> None:
 
 #: The model that ``saved_models.py`` next to it saves with 1.15.
 SAVED = Path(__file__).parents[2] / "bridge-tensorflow/tests/data/saved1"
-open_saved = tb.tensorflow1.Session.of_saved_model
+open_saved = tb.tensorflow.v1.Session.of_saved_model
 
 
 def test_variables_are_restored_and_run_on_the_memory_of_torch() -> None:

@@ -43,7 +43,7 @@ def refused(call, kind, *words):
 def works():
     import numpy
     x = numpy.arange(32, dtype="float32")
-    with tb.tensorflow1.Session(LINE, {"x": ("float32", [None])}, ["y"], config=HOST) as session:
+    with tb.tensorflow.v1.Session(LINE, {"x": ("float32", [None])}, ["y"], config=HOST) as session:
         assert session.run({"x": x}, "numpy")[0].tolist() == (2 * x + 1).tolist()
 """
 
@@ -67,19 +67,19 @@ def test_without_a_folder_it_is_told_what_to_do() -> None:
         """
 import numpy
 for call in (
-    lambda: tb.tensorflow1.open(),
+    lambda: tb.tensorflow.v1.open(),
     lambda: tb.convert(numpy.ones(3), "tensorflow1"),
     lambda: tb.profile("tensorflow1"),
-    lambda: tb.tensorflow1.Session(LINE, {}, ["y"]),
+    lambda: tb.tensorflow.v1.Session(LINE, {}, ["y"]),
 ):
-    refused(call, "missing", "truebridge.tensorflow1.open(folder)", "TRUEBRIDGE_TENSORFLOW1")
-tb.tensorflow1.open(FOLDER)
+    refused(call, "missing", "truebridge.tensorflow.v1.open(folder)", "TRUEBRIDGE_TENSORFLOW1")
+tb.tensorflow.v1.open(FOLDER)
 works()
 """
     )
 
 
-@pytest.mark.parametrize("use", ["tb.tensorflow1.open()", "works()", "tb.profile('tensorflow1')"])
+@pytest.mark.parametrize("use", ["tb.tensorflow.v1.open()", "works()", "tb.profile('tensorflow1')"])
 def test_the_environment_names_the_folder(use: str) -> None:
     succeeds(f"os.environ['TRUEBRIDGE_TENSORFLOW1'] = FOLDER; {use}; works()")
 
@@ -90,11 +90,11 @@ def test_it_is_opened_once() -> None:
 from pathlib import Path
 import threading
 versions = []
-threads = [threading.Thread(target=lambda: versions.append(tb.tensorflow1.open(FOLDER))) for _ in range(4)]
+threads = [threading.Thread(target=lambda: versions.append(tb.tensorflow.v1.open(FOLDER))) for _ in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 for folder in (FOLDER, FOLDER + "/", Path(FOLDER), Path(FOLDER).parent, os.path.relpath(FOLDER), None):
-    versions.append(tb.tensorflow1.open(folder))
+    versions.append(tb.tensorflow.v1.open(folder))
 (version,) = set(versions)
 assert version.startswith("1.15."), version
 works()
@@ -109,7 +109,7 @@ def test_no_memory_becomes_writable_code() -> None:
 def executable():
     return [line for line in open("/proc/self/maps") if "rwx" in line]
 before = executable()
-tb.tensorflow1.open(FOLDER)
+tb.tensorflow.v1.open(FOLDER)
 works()
 assert executable() == before, executable()
 """
@@ -123,9 +123,9 @@ def test_two_folders_are_one_too_many(tmp_path: Path) -> None:
     (tmp_path / "same").symlink_to(FOLDER, target_is_directory=True)
     succeeds(
         f"""
-tb.tensorflow1.open(FOLDER)
-refused(lambda: tb.tensorflow1.open({str(tmp_path)!r}), "argument", "already", os.path.realpath(FOLDER))
-tb.tensorflow1.open({str(tmp_path / "same")!r})
+tb.tensorflow.v1.open(FOLDER)
+refused(lambda: tb.tensorflow.v1.open({str(tmp_path)!r}), "argument", "already", os.path.realpath(FOLDER))
+tb.tensorflow.v1.open({str(tmp_path / "same")!r})
 works()
 """
     )
@@ -164,8 +164,8 @@ def test_another_version_is_named(tmp_path: Path, version: str) -> None:
     package(tmp_path, version)
     succeeds(
         f"""
-refused(lambda: tb.tensorflow1.open({str(tmp_path)!r}), "version", *{VERSIONS[version]!r})
-tb.tensorflow1.open(FOLDER)
+refused(lambda: tb.tensorflow.v1.open({str(tmp_path)!r}), "version", *{VERSIONS[version]!r})
+tb.tensorflow.v1.open(FOLDER)
 works()
 """
     )
@@ -192,12 +192,12 @@ for folder, words in [
     ("", ["site-packages/tensorflow_core"]),
     ("nul\\0", ["site-packages/tensorflow_core"]),
 ]:
-    refused(lambda: tb.tensorflow1.open(folder), "missing", *words)
-refused(lambda: tb.tensorflow1.open({two!r}), "version", {two!r}, "must be TensorFlow 1.15")
-tb.tensorflow1.open(FOLDER)
+    refused(lambda: tb.tensorflow.v1.open(folder), "missing", *words)
+refused(lambda: tb.tensorflow.v1.open({two!r}), "version", {two!r}, "must be TensorFlow 1.15")
+tb.tensorflow.v1.open(FOLDER)
 works()
 for folder, kind in [({two!r}, "version"), ("empty", "missing")]:
-    refused(lambda: tb.tensorflow1.open(folder), kind)
+    refused(lambda: tb.tensorflow.v1.open(folder), kind)
 works()
 """
     )
@@ -211,10 +211,10 @@ def test_another_one_that_the_process_has_loaded_is_named(tmp_path: Path) -> Non
 import ctypes
 ctypes.CDLL({str(tmp_path / "libtensorflow_framework.so.1")!r})
 words = {str(tmp_path)!r}, "has not loaded python/_pywrap_tensorflow_internal.so", "supported is TensorFlow 1.15"
-refused(lambda: tb.tensorflow1.open(), "version", *words)
+refused(lambda: tb.tensorflow.v1.open(), "version", *words)
 os.environ["TRUEBRIDGE_TENSORFLOW1"] = FOLDER
-refused(lambda: tb.tensorflow1.open(), "version", *words)
-refused(lambda: tb.tensorflow1.open(FOLDER), "argument", "already", {str(tmp_path)!r})
+refused(lambda: tb.tensorflow.v1.open(), "version", *words)
+refused(lambda: tb.tensorflow.v1.open(FOLDER), "argument", "already", {str(tmp_path)!r})
 """
     )
 
@@ -240,12 +240,12 @@ def test_it_needs_no_other_framework() -> None:
 import numpy
 for name in ("tensorflow", "torch", "cupy", "ml_dtypes"):
     sys.modules[name] = None
-tb.tensorflow1.open(FOLDER)
+tb.tensorflow.v1.open(FOLDER)
 works()
 memory = numpy.empty(4 * 64 + 64, numpy.uint8)
 array = memory[-memory.ctypes.data % 64:][:4 * 64].view(numpy.float32)
 array[:] = numpy.arange(64)
-with tb.tensorflow1.Session(LINE, {"x": (numpy.float32, [None])}, ["y", "x"], config=HOST) as session:
+with tb.tensorflow.v1.Session(LINE, {"x": (numpy.float32, [None])}, ["y", "x"], config=HOST) as session:
     y, x = session.run({"x": array}, "numpy", copy=False)
 assert x.tolist() == array.tolist()
 assert y.tolist() == (2 * array + 1).tolist()
@@ -261,12 +261,12 @@ SHOWN = {"shown": "", "hidden": "sys.modules['tensorflow.python.pywrap_dlopen_gl
 ORDER = """
 {shown}
 for name in {order}:
-    tb.tensorflow1.open(FOLDER) if name == "tensorflow1" else __import__(name)
+    tb.tensorflow.v1.open(FOLDER) if name == "tensorflow1" else __import__(name)
 works()
 import numpy, tensorflow as tf, torch
 with tf.device("CPU:0"):
     x = torch.arange(64.0)
-    with tb.tensorflow1.Session(LINE, {{"x": ("float32", [None])}}, ["y", "x"], config=HOST) as session:
+    with tb.tensorflow.v1.Session(LINE, {{"x": ("float32", [None])}}, ["y", "x"], config=HOST) as session:
         fed = tb.convert(tb.to_tensorflow(x, copy=False), "tensorflow1", copy=False)
         y, same = session.run({{"x": fed}})
     back = tb.to_torch(tb.to_numpy(tb.to_tensorflow(fed, copy=False), copy=False), copy=False)
@@ -289,7 +289,7 @@ def test_a_second_copy_of_the_package_is_told(tmp_path: Path) -> None:
     succeeds(
         f"""
 import importlib.util, numpy
-tb.tensorflow1.open(FOLDER)
+tb.tensorflow.v1.open(FOLDER)
 works()
 spec = importlib.util.spec_from_file_location("second._core", {str(copy)!r})
 second = importlib.util.module_from_spec(spec)
@@ -316,9 +316,9 @@ def test_views_and_sessions_that_are_alive_at_exit(end: str, beside_torch: Warm)
 LINE = {line()!r}
 {SETUP}
 import numpy, torch, threading
-tb.tensorflow1.open(FOLDER)
-session = tb.tensorflow1.Session(LINE, {{"x": ("float32", [None])}}, ["y", "x"], config=HOST)
-others = [tb.tensorflow1.Session(LINE, {{"x": ("float32", [None])}}, ["y"], config=HOST) for _ in range(3)]
+tb.tensorflow.v1.open(FOLDER)
+session = tb.tensorflow.v1.Session(LINE, {{"x": ("float32", [None])}}, ["y", "x"], config=HOST)
+others = [tb.tensorflow.v1.Session(LINE, {{"x": ("float32", [None])}}, ["y"], config=HOST) for _ in range(3)]
 tensor = torch.arange(1000.0)
 results = session.run({{"x": tensor}}) + others[0].run({{"x": numpy.ones(64, "float32")}})
 views = [tb.to_torch(y) for y in results] + [tb.to_numpy(y) for y in results]
@@ -336,15 +336,15 @@ def test_a_forked_child_has_tensors_but_no_sessions(beside_torch: Warm) -> None:
         f"LINE = {line()!r}\n{SETUP}"
         """
 import torch
-tb.tensorflow1.open(FOLDER)
+tb.tensorflow.v1.open(FOLDER)
 tensor = torch.arange(4.0)
-session = tb.tensorflow1.Session(LINE, {"x": ("float32", [None])}, ["y", "x"], config=HOST)
+session = tb.tensorflow.v1.Session(LINE, {"x": ("float32", [None])}, ["y", "x"], config=HOST)
 y, x = session.run({"x": tensor})
 child = os.fork()
 if child == 0:
     try:
         refused(lambda: session.run({"x": tensor}), "argument", "started, not forked")
-        other = lambda: tb.tensorflow1.Session(LINE, {"x": ("float32", [None])}, ["y"], config=HOST)
+        other = lambda: tb.tensorflow.v1.Session(LINE, {"x": ("float32", [None])}, ["y"], config=HOST)
         refused(other, "argument", "started, not forked")
         session.close()
         assert tb.to_torch(x).tolist() == [0, 1, 2, 3] and tb.to_torch(y).tolist() == [1, 3, 5, 7]

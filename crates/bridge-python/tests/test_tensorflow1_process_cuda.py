@@ -29,7 +29,7 @@ sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
 import truebridge as tb
 
 def session(outputs=("y",), config=b"", **options):
-    return tb.tensorflow1.Session(DOUBLE, {"x": ("float32", [None])}, outputs, config=AS_BUILT + config, **options)
+    return tb.tensorflow.v1.Session(DOUBLE, {"x": ("float32", [None])}, outputs, config=AS_BUILT + config, **options)
 """
 
 
@@ -49,7 +49,7 @@ def test_what_is_fed_before_any_session_is_ordered() -> None:
     succeeds(
         """
 import torch
-tb.tensorflow1.open()
+tb.tensorflow.v1.open()
 side = torch.cuda.Stream()
 with torch.cuda.stream(side):
     # The first use of a kernel waits for the device.
@@ -168,7 +168,7 @@ ORDERS = list(itertools.permutations(["torch", "cupy", "tensorflow", "tensorflow
 
 ORDER = """
 for name in {order}:
-    tb.tensorflow1.open() if name == "tensorflow1" else __import__(name)
+    tb.tensorflow.v1.open() if name == "tensorflow1" else __import__(name)
 import cupy, tensorflow as tf, torch
 x = torch.arange(4096.0, device="cuda")
 with session(["y", "x"]) as opened:

@@ -20,13 +20,14 @@ import pytest
 
 import truebridge as tb
 from conftest import kind_of
-from truebridge import processes, tracing
+from truebridge import _core, processes
+from truebridge.diagnostics.trace import Event, Trace
 from truebridge_conformance.others import Other
 
 torch: Any = pytest.importorskip("torch")
 
 
-def only(trace: tracing.Trace) -> tracing.Event:
+def only(trace: Trace) -> Event:
     (event,) = trace.events
     return event
 
@@ -236,7 +237,7 @@ def test_tasks_of_asyncio_are_recorded() -> None:
         await asyncio.sleep(0)
         tb.to_numpy(torch.zeros(length))
 
-    async def main() -> tracing.Trace:
+    async def main() -> Trace:
         with tb.trace() as trace:
             await asyncio.gather(*(convert(length) for length in range(3)))
         return trace
@@ -246,7 +247,7 @@ def test_tasks_of_asyncio_are_recorded() -> None:
 
 def test_processes_through_tickets(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    processes._core.ipc_close()
+    _core.ipc_close()
     processes.configure(folder=tmp_path)
     other = Other()
     try:
@@ -268,7 +269,7 @@ def test_processes_through_tickets(tmp_path: Path) -> None:
         other("trace.close()")
     finally:
         other.kill()
-        processes._core.ipc_close()
+        _core.ipc_close()
 
 
 def test_files_are_recorded(tmp_path: Path) -> None:

@@ -25,8 +25,12 @@ import pytest
 
 import truebridge as tb
 from docstrings import check_the_example, check_the_function, check_the_summary, entries, sections, source_of
-from truebridge import _bench, _core, _doctor, _frameworks, _measure, _report, errors, processes
-from truebridge._frameworks import ALL
+from truebridge import _core, errors
+from truebridge._frameworks.table import ALL
+from truebridge.diagnostics import bench as benching
+from truebridge.diagnostics import doctor as examining
+from truebridge.diagnostics import measure
+from truebridge.diagnostics import report as reporting
 
 numpy = pytest.importorskip("numpy")
 
@@ -78,7 +82,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(Path(tb.__file__).parent, packages / "truebridge", ignore=ignored)
     (packages / "numpy").symlink_to(Path(numpy.__file__).parent)
-    for row in _frameworks.ALL.values():
+    for row in ALL.values():
         module, _, name = row.tensor.rpartition(".")
         if module != "numpy":
             stub = packages / f"{module}-stubs" / "__init__.pyi"
@@ -142,7 +146,7 @@ def test_every_public_type_is_known(installed: Path, tmp_path: Path) -> None:
     assert unknown == ambiguous == []
     assert found["completenessScore"] == 1
     names = {symbol["name"] for symbol in found["symbols"]}
-    assert {f"truebridge.{name}" for name in ("to_torch", "convert_tf_to_pytorch", "names.Client.watch")} <= names
+    assert {f"truebridge.{name}" for name in ("to_torch", "convert_tf_to_pytorch", "processes.client.Client.watch")} <= names
 
 
 #: Names that only the stub has: types, and the functions whose keywords are one type, which another test compares. And
@@ -210,17 +214,15 @@ def test_the_kinds_of_core_are_in_the_type() -> None:
 
 MODULES = [
     "autograd",
-    "debugging",
+    "diagnostics.debug",
+    "diagnostics.trace",
     "errors",
     "files",
     "jax",
-    "names",
     "processes",
-    "publications",
     "ray",
     "tensorflow",
-    "tensorflow1",
-    "tracing",
+    "tensorflow.v1",
 ]
 
 
@@ -259,14 +261,15 @@ NEEDS: dict[str, tuple[str, Callable[[], object]]] = {
 def public() -> Iterator[tuple[str, Any]]:
     """Yield every public function and class, and the public members of classes, each once."""
     found: dict[int, tuple[str, Any]] = {}
-    places = [("", tb), *((f"{name}.", getattr(tb, name)) for name in MODULES if name != "ray" or has("ray"))]
+    there = [name for name in MODULES if name != "ray" or has("ray")]
+    places = [("", tb), *((f"{name}.", importlib.import_module(f"truebridge.{name}")) for name in there)]
     for prefix, module in places:
         names = getattr(module, "__all__", [name for name, thing in vars(module).items() if isinstance(thing, type)])
         for name in (*names, *(name for name in dir(module) if name.startswith("convert_"))):
             thing = getattr(module, name)
             if callable(thing) and (thing.__module__ or "").startswith("truebridge"):
                 found.setdefault(id(thing), (f"{prefix}{name}", thing))
-    for module in (_report, _bench):
+    for module in (reporting, benching):
         found.update({id(thing): (name, thing) for name, thing in vars(module).items() if name in module.__all__})
     for name, thing in found.values():
         yield name, thing
@@ -298,7 +301,7 @@ def returns(thing: Any) -> bool:
 
 
 #: Classes of Rust that hold fields.
-RECORDS = (tb.Loan, tb.Plan, tb.jax.Feed, tb.tensorflow1.Tensor)
+RECORDS = (tb.Loan, tb.Plan, tb.jax.Feed, tb.tensorflow.v1.Tensor)
 
 
 def is_record(thing: Any) -> bool:
@@ -317,11 +320,15 @@ def is_documented_by_its_parent(thing: Any) -> bool:
 
 
 def test_everything_public_is_found() -> None:
-    assert {"to_torch", "convert_tf_to_cupy", "Plan.nbytes", "names.Client.watch", "tracing.Trace.save"} <= set(EVERY)
+    assert {"to_torch", "convert_tf_to_cupy", "Plan.nbytes", "processes.Client.watch"} <= set(EVERY)
+    assert "diagnostics.trace.Trace.save" in EVERY
     named = {name for name in tb.__all__ if callable(getattr(tb, name))}
     assert {id(thing) for thing in EVERY.values()} >= {id(getattr(tb, name)) for name in named}
-    files = Path(tb.__file__).parent.glob("[a-z]*.py")
-    assert {file.stem for file in files} - {"pairs"} == set(MODULES), "a new module belongs into MODULES"
+    folder = Path(tb.__file__).parent
+    entries = {file.stem for file in folder.glob("[a-z]*.py")} | {
+        file.parent.name for file in folder.glob("[a-z]*/__init__.py")
+    }
+    assert entries == {name.partition(".")[0] for name in MODULES}, "a new module belongs into MODULES"
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -341,7 +348,7 @@ def test_the_docstring_fits_the_signature(name: str) -> None:
     yields = inspect.isgeneratorfunction(thing) or inspect.isasyncgenfunction(thing)
     returned = not isinstance(thing, type) and returns(thing)
     check_the_function(thing, found, "Yields" if yields else "Returns" if returned else "")
-    if isinstance(thing, type) or name.count(".") == (name.split(".")[0] in MODULES):
+    if isinstance(thing, type) or name.rpartition(".")[0] in ("", *MODULES):
         assert ">>> import truebridge as tb" in found.get("Examples", "")
 
 
@@ -357,9 +364,9 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     sockets.chmod(0o700)
     monkeypatch.setenv("TRUEBRIDGE_IPC", str(sockets))
     monkeypatch.chdir(tmp_path)
-    processes._core.ipc_close()
+    _core.ipc_close()
     yield tmp_path
-    processes._core.ipc_close()
+    _core.ipc_close()
 
 
 #: The frameworks of the examples of ``doctor`` and ``bench``. ``test_doctor.py`` and
@@ -371,7 +378,7 @@ TWO = {name: ALL[name] for name in ("numpy", "torch")}
 def report() -> Any:
     """Examine the machine, once for all examples."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_doctor, "ALL", TWO)
+        patch.setattr(examining, "ALL", TWO)
         return doctor()
 
 
@@ -379,15 +386,15 @@ def report() -> Any:
 def measured() -> Any:
     """Measure small tensors in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_measure, "ALL", TWO)
-        patch.setattr(_measure, "KINDS", {name: kind._replace(shape=(8, 8)) for name, kind in _measure.KINDS.items()})
-        found = {"driver": {}, "bench": _measure.bench("0.01", lambda share: None)}
-        patch.setattr(_doctor, "ask", lambda asked, *_, **__: {name: found[name] for name in asked})
+        patch.setattr(measure, "ALL", TWO)
+        patch.setattr(measure, "KINDS", {name: kind._replace(shape=(8, 8)) for name, kind in measure.KINDS.items()})
+        found = {"driver": {}, "bench": measure.bench("0.01", lambda share: None)}
+        patch.setattr(examining, "ask", lambda asked, *_, **__: {name: found[name] for name in asked})
         return bench(seconds=1)
 
 
 #: What the examples call by other names.
-doctor, bench = _doctor.doctor, _bench.bench
+doctor, bench = examining.doctor, benching.bench
 
 
 #: The examples by the names that they belong to.
@@ -402,7 +409,7 @@ EXAMPLES = {
 def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = EXAMPLES[name]
     # What an example calls says as much as what it imports.
-    words = f"{name}\n{source_of(text)}".replace("_tf", "tensorflow")
+    words = f"{name}\n{source_of(text)}".replace("_tf", "tensorflow").replace("tensorflow.v1.", "tensorflow1.")
     for word, (what, is_here) in NEEDS.items():
         if word in words and not is_here():
             pytest.skip(f"needs {what}")
@@ -411,7 +418,7 @@ def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPat
 
         (folder / "model.pb").write_bytes(graphs.line())
         (folder / "tensorflow1").symlink_to(Path(graphs.FOLDER).resolve())
-    for module in (tb, _doctor):
+    for module in (tb, examining):
         monkeypatch.setattr(module, "doctor", lambda **_: report())
     monkeypatch.setattr(tb, "bench", lambda **_: measured())
     check_the_example(name, text)

@@ -45,7 +45,7 @@ def judge(options: argparse.Namespace) -> Report:
         The suite cannot run here.
     """
     import truebridge
-    from truebridge import _host
+    from truebridge.diagnostics.host import date
     from truebridge_conformance import host
 
     gpus = [] if options.device == "cpu" else host.gpus()
@@ -74,7 +74,7 @@ def judge(options: argparse.Namespace) -> Report:
         versions={"truebridge": truebridge.__version__, "Python": platform.python_version(), **about["versions"]},
         environment={name: facts[name] for name in run.row.environment},
         gpus=gpus,
-        date=_host.date(),
+        date=date(),
         replaced=about["replaced"],
         absent=[file for file in run.row.files if os.fspath(run.path / file) not in files],
         judged=judged,

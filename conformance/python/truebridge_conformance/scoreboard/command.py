@@ -43,14 +43,14 @@ def main(argv: list[str]) -> int:
 
 def judge(options: argparse.Namespace, chosen: Sequence[Cell]) -> Report:
     """Run the programs: first those that check the snippets, then those that judge the pairs."""
-    from truebridge import _host
+    from truebridge.diagnostics.host import cores, date, processor, system
     from truebridge_conformance import host
 
     started = time.monotonic()
     folder = options.report.resolve() / "programs"
     shutil.rmtree(folder, ignore_errors=True)
     deadline = started + 60 * options.minutes if options.minutes else float("inf")
-    jobs = options.jobs or _host.cores()
+    jobs = options.jobs or cores()
     run = Run(folder, options.repeat, options.seconds, jobs=jobs, deadline=deadline)
     controls = run.judge(_controls(chosen))
     failed = {one.cell.key: one.outcome for one in controls if one.outcome.verdict != "right"}
@@ -61,14 +61,14 @@ def judge(options: argparse.Namespace, chosen: Sequence[Cell]) -> Report:
         host={
             "gpus": gpus,
             "driver": driver,
-            "cpu": _host.processor(),
-            "cores": _host.cores(),
-            "os": _host.system(),
+            "cpu": processor(),
+            "cores": cores(),
+            "os": system(),
             "python": platform.python_version(),
         },
         versions={**_versions(installed()), "truebridge": _package()},
         missing=sorted(labels().keys() - _versions(installed()).keys()),
-        date=_host.date(),
+        date=date(),
         seconds=round(time.monotonic() - started, 1),
         repeat=options.repeat,
         controls=[row(one) for one in controls if one.outcome.verdict != "right"],

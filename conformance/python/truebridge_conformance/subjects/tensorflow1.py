@@ -251,11 +251,11 @@ def bench(device: str) -> Bench | None:
     """Return what the benches need. Tensors are outputs of a session. On a GPU only the driver counts their memory."""
     import torch
 
-    import truebridge.tensorflow1
+    import truebridge.tensorflow.v1
 
     if not os.environ.get("TRUEBRIDGE_TENSORFLOW1") or (device == "cuda" and not torch.cuda.is_available()):
         return None
-    session = truebridge.tensorflow1.Session(square_plus_itself(), {"x:0": ("float32", [None])}, "y:0")
+    session = truebridge.tensorflow.v1.Session(square_plus_itself(), {"x:0": ("float32", [None])}, "y:0")
 
     def given(nbytes: int) -> Any:
         return torch.zeros(nbytes // 4, device=device)

@@ -4,9 +4,9 @@ import ctypes
 import warnings
 from typing import Any, Dict
 
+from ._common.operations import shown
 from ._graph import Operations
 from ._library import COUNTS, Counts, library
-from ._operations import shown
 from .errors import BridgeError, of_kind
 
 

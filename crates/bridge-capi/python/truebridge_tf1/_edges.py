@@ -5,11 +5,12 @@ from typing import Any, Optional
 
 import numpy as np
 
-from . import _operations, _sources
+from . import _sources
 from ._calls import argument, no_handle, ready
+from ._common import operations
+from ._common.operations import INPUT, OUTPUT, settled, shown, typed
 from ._graph import Operations
 from ._library import Info, library
-from ._operations import INPUT, OUTPUT, settled, shown, typed
 from .errors import of_kind
 
 
@@ -135,7 +136,7 @@ def handle_of(x: Any) -> Any:
     >>> tb.handle_of(x).dtype
     tf.int32
     """
-    return _operations.handle_of(x)
+    return operations.handle_of(x)
 
 
 def external_output(y: Any, *, name: str = "external_output") -> Any:

@@ -4,8 +4,8 @@ import ctypes
 import threading
 from typing import Any, Dict, Optional
 
+from ._common.operations import INPUT, OUTPUT
 from ._library import library
-from ._operations import INPUT, OUTPUT
 from .errors import of_kind
 
 SUPPORTED = "supported is TensorFlow 1.15 (pip install tensorflow==1.15.5, for Python 3.6 and 3.7)"

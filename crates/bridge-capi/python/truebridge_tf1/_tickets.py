@@ -6,8 +6,8 @@ from typing import Any, Optional
 import numpy as np
 
 from . import _dtypes, _sources
+from ._common.trees import shareable, tree_of
 from ._library import Memory, Owned, library
-from ._trees import shareable, tree_of
 from .errors import of_kind
 
 #: Values of ``writing``, with the library's numbers (``tb_writing``).

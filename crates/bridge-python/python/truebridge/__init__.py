@@ -21,11 +21,10 @@ tensor([42.,  0.,  0.])
 import errno
 import importlib
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, Literal
 
-from . import _compiled, _core
+from . import _core
 from ._core import (
     Copier,
     Loan,
@@ -49,6 +48,7 @@ from ._core import (
     # adapters: end
 )
 from ._core import __version__ as __version__
+from ._frameworks import compiled as _compiled
 from .errors import (
     BridgeBufferError,
     BridgeConnectionError,
@@ -120,28 +120,26 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import autograd as autograd
-    from . import debugging as debugging
+    from . import diagnostics as diagnostics
     from . import files as files
     from . import jax as jax
-    from . import names as names
     from . import processes as processes
-    from . import publications as publications
     from . import ray as ray
     from . import tensorflow as tensorflow
-    from . import tensorflow1 as tensorflow1
-    from . import tracing as tracing
-    from ._bench import bench
-    from ._calls import call
     from ._core import Target as Target
-    from ._doctor import doctor
-    from ._onnxruntime import to_onnxruntime
-    from ._shards import reshard
-    from .debugging import BridgeDebugWarning, debug
+    from ._frameworks.calls import call
+    from ._frameworks.onnxruntime import to_onnxruntime
+    from ._frameworks.shards import reshard
+    from .diagnostics.bench import bench
+    from .diagnostics.debug import BridgeDebugWarning, debug
+    from .diagnostics.doctor import doctor
+    from .diagnostics.trace import trace
     from .files import load, save
-    from .names import connect, serve
+    from .processes import connect, revoke, serve, share
+    from .processes import open as open
 
     # isort: off
-    from .pairs import (
+    from ._frameworks.pairs import (
         # adapters: begin convert
         convert_cupy_to_jax as convert_cupy_to_jax,
         convert_cupy_to_numpy as convert_cupy_to_numpy,
@@ -177,9 +175,6 @@ if TYPE_CHECKING:
     )
 
     # isort: on
-    from .processes import open as open
-    from .processes import revoke, share
-    from .tracing import trace
 else:
     Target = Literal[tuple(_core.FRAMEWORKS)]
 
@@ -187,30 +182,26 @@ else:
     #: NumPy, as TensorFlow does, and ``ray`` needs Ray.
     _MODULES = (
         "autograd",
-        "debugging",
+        "diagnostics",
         "files",
         "jax",
-        "names",
-        "pairs",
         "processes",
-        "publications",
         "ray",
         "tensorflow",
-        "tensorflow1",
-        "tracing",
     )
     _LAZY = {
-        "bench": "_bench",
-        "call": "_calls",
-        "doctor": "_doctor",
-        "reshard": "_shards",
-        "to_onnxruntime": "_onnxruntime",
-        **dict.fromkeys(("BridgeDebugWarning", "debug"), "debugging"),
+        "bench": "diagnostics.bench",
+        "call": "_frameworks.calls",
+        "doctor": "diagnostics.doctor",
+        "reshard": "_frameworks.shards",
+        "to_onnxruntime": "_frameworks.onnxruntime",
+        "trace": "diagnostics.trace",
+        **dict.fromkeys(("BridgeDebugWarning", "debug"), "diagnostics.debug"),
         **dict.fromkeys(("load", "save"), "files"),
-        **dict.fromkeys(("connect", "serve"), "names"),
-        **dict.fromkeys(("open", "revoke", "share"), "processes"),
-        "trace": "tracing",
+        **dict.fromkeys(("connect", "open", "revoke", "serve", "share"), "processes"),
     }
+
+    _PAIRS = "_frameworks.pairs"
 
     def _imported(name: str) -> object:
         try:
@@ -224,13 +215,13 @@ else:
     def __getattr__(name: str) -> object:
         if name in _MODULES:
             return _imported(name)
-        module = _LAZY.get(name, "pairs" if name.startswith("convert_") else None)
+        module = _LAZY.get(name, _PAIRS if name.startswith("convert_") else None)
         if module is not None and hasattr(_imported(module), name):
             found = getattr(_imported(module), name)
             globals()[name] = found
             return found
         text = f"module {__name__!r} has no attribute {name!r}"
-        meant = re.split("_|2", name.lower())[-1]
+        meant = name.lower().replace("2", "_").rpartition("_")[2]
         meant = f"to_{ {'onnx': 'onnxruntime', **_core.ALIASES}.get(meant, meant) }"
         if meant in __all__ and not name.startswith("from_"):
             text += f": did you mean {meant}?"
@@ -241,7 +232,7 @@ else:
         raise AttributeError(text, name=name, obj=sys.modules[__name__])
 
     def __dir__() -> list[str]:
-        pairs = [name for name in vars(_imported("pairs")) if name.startswith("convert_")]
+        pairs = [name for name in vars(_imported(_PAIRS)) if name.startswith("convert_")]
         special = (name for name in globals() if name.startswith("__"))
         return sorted({*special, *__all__, *_MODULES, *_LAZY, *pairs, "errors"})
 
@@ -249,6 +240,6 @@ else:
 _compiled.watch()
 
 if os.environ.get("TRUEBRIDGE_TRACE"):
-    importlib.import_module(".tracing", __name__).start()
+    importlib.import_module(".diagnostics.trace", __name__).start()
 if os.environ.get("TRUEBRIDGE_DEBUG"):
-    importlib.import_module(".debugging", __name__).start()
+    importlib.import_module(".diagnostics.debug", __name__).start()

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable
 
 from . import _core
-from ._bench import Bench, bench
-from ._doctor import doctor
-from ._report import Report
-from ._store import number_of_bytes, store
+from .diagnostics.bench import Bench, bench
+from .diagnostics.doctor import doctor
+from .diagnostics.report import Report
 from .errors import BridgeError
+from .processes.store import number_of_bytes, store
 
 _COMMANDS: dict[str, Callable[..., Report | Bench | str]] = {
     "doctor": doctor,

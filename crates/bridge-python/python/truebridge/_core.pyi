@@ -14,7 +14,7 @@ import torch
 # adapters: end
 from typing_extensions import NotRequired, Self, Unpack
 
-from ._progress import Progress
+from .diagnostics.progress import Progress
 
 __version__: str
 # A capsule: see include/truebridge_borrow.h.

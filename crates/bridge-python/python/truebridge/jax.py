@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._core import JAXFeed as Feed
-from ._operations import shown
 from .errors import of_kind
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ def external_output(y: Any, feed: Feed) -> Any:
 def _checked(feed: object) -> Feed:
     if not isinstance(feed, Feed):
         advice = "pass what truebridge.jax.feed returned, which the function holds or takes as a static argument"
-        raise of_kind("not_a_tensor", f"{shown(feed)} is not a handle: {advice}")
+        raise of_kind("not_a_tensor", f"an object of type {type(feed).__name__} is not a handle: {advice}")
     return feed
 
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from . import _rdt
-from ._frameworks import ALL
+from ._frameworks.table import ALL
 from .errors import of_kind
+from .processes import _rdt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

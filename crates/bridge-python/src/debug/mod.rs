@@ -226,7 +226,7 @@ fn found(py: Python<'_>, kind: &str, (device, stream, busy): (Device, u64, u64),
     let tell = || -> PyResult<()> {
         let place = (&place.from, &place.to, &place.file, place.line);
         let streams = (device.to_string(), stream, busy);
-        py.import("truebridge.debugging")?.call_method1("_found", (kind, streams, place)).map(drop)
+        py.import("truebridge.diagnostics.debug")?.call_method1("_found", (kind, streams, place)).map(drop)
     };
     // An error here must not change what the program does.
     tell().unwrap_or_else(|error| error.write_unraisable(py, None));
@@ -234,7 +234,7 @@ fn found(py: Python<'_>, kind: &str, (device, stream, busy): (Device, u64, u64),
 
 /// Returns the file and the line outside this package that made the call.
 fn site(py: Python<'_>) -> PyResult<(String, u32)> {
-    py.import("truebridge.debugging")?.call_method0("_site")?.extract()
+    py.import("truebridge.diagnostics.debug")?.call_method0("_site")?.extract()
 }
 
 /// Turns the mode on or off. Off, the streams that were seen are forgotten.

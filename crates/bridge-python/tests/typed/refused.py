@@ -23,7 +23,7 @@ tb.doctor().findings.append(None)  # refused
 tb.share(x, writing="all")  # refused
 tb.open("text")  # refused
 tb.processes.configure(users=1000)  # refused
-tb.tensorflow1.Session(b"", ["x:0"], "y:0")  # refused
+tb.tensorflow.v1.Session(b"", ["x:0"], "y:0")  # refused
 try:
     tb.to_torch(x)
 except tb.BridgeError as error:

@@ -11,7 +11,7 @@ from typing_extensions import assert_type
 
 import truebridge as tb
 from truebridge.errors import Kind
-from truebridge.names import Client, Names
+from truebridge.processes import Client, Names
 
 
 def each_function_returns_a_tensor_of_its_framework(x: object) -> None:
@@ -26,7 +26,7 @@ def the_target_names_the_type(x: torch.Tensor) -> None:
     assert_type(tb.convert(x, "cupy", order="C"), cupy.ndarray)
     assert_type(tb.convert(x, "numpy", device="cpu"), NDArray[Any])
     assert_type(tb.convert(x, "tensorflow"), tf.Tensor)
-    assert_type(tb.convert(x, "tensorflow1"), tb.tensorflow1.Tensor)
+    assert_type(tb.convert(x, "tensorflow1"), tb.tensorflow.v1.Tensor)
     assert_type(tb.plan(x, "torch"), tb.Plan)
     assert_type(tb.copy(x, out=x), torch.Tensor)
     assert_type(tb.copy(x, out=x, dtype="bfloat16"), torch.Tensor)
@@ -99,8 +99,8 @@ def loans_are_typed(x: torch.Tensor, f: Callable[[object], int]) -> None:
 def graphs_are_typed(x: torch.Tensor) -> None:
     assert_type(tb.tensorflow.feed(x), tb.tensorflow.Feed)
     assert_type(tb.jax.feed(x).shape, tuple[int, ...])
-    with tb.tensorflow1.Session(b"", {"x:0": "float32"}, "y:0") as session:
-        assert_type(session, tb.tensorflow1.Session)
+    with tb.tensorflow.v1.Session(b"", {"x:0": "float32"}, "y:0") as session:
+        assert_type(session, tb.tensorflow.v1.Session)
         assert_type(session.run({"x:0": x}, "torch"), list[Any])
     assert_type(tb.profile("torch")["alignment"], int)
     assert_type(tb.stats()["leased"], int)

@@ -66,7 +66,7 @@ unsafe impl Adapter for PyGraphEdges<'_> {
 /// The environment variable that names the folder of the package, if the program has opened none.
 const FOLDER: &str = "TRUEBRIDGE_TENSORFLOW1";
 
-/// A tensor of TensorFlow 1.x. ``tensorflow1.Session.run`` and ``convert(x, "tensorflow1")`` return it.
+/// A tensor of TensorFlow 1.x. ``tensorflow.v1.Session.run`` and ``convert(x, "tensorflow1")`` return it.
 ///
 /// Attributes
 /// ----------
@@ -82,7 +82,7 @@ const FOLDER: &str = "TRUEBRIDGE_TENSORFLOW1";
 ///     Of the first element.
 /// read_only : bool
 ///     Whether it is read-only memory of another framework.
-#[pyclass(frozen, module = "truebridge.tensorflow1", name = "Tensor")]
+#[pyclass(frozen, module = "truebridge.tensorflow.v1", name = "Tensor")]
 #[derive(Debug)]
 pub struct PyExternal(External);
 
@@ -190,7 +190,8 @@ fn open() -> Result<&'static Runtime> {
             unsafe { Runtime::open_as(Series::One, Path::new(&folder)) }
         }
         (Err(error), None) if error.kind() == ErrorKind::Missing => {
-            let text = format!("no TensorFlow 1.x is open: call truebridge.tensorflow1.open(folder), or set {FOLDER}");
+            let text =
+                format!("no TensorFlow 1.x is open: call truebridge.tensorflow.v1.open(folder), or set {FOLDER}");
             Err(Error::new(ErrorKind::Missing, text))
         }
         (loaded, _) => loaded,

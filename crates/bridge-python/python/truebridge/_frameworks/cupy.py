@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import SMALL, Example, Framework, Side
+from .table import SMALL, Example, Framework, Side
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import SMALL, Example, Framework, Side
+from .table import SMALL, Example, Framework, Side
 
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 

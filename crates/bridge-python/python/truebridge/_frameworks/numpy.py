@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import ALIGNMENT, SMALL, Example, Framework, Side
+from .table import ALIGNMENT, SMALL, Example, Framework, Side
 
 
 def aligned(array: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from . import SMALL, Example, Framework, Side
+from .table import SMALL, Example, Framework, Side
 
 
 def _of_host(paddle: Any, array: Any) -> Any:

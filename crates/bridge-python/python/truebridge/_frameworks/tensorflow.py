@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from . import SMALL, Example, Framework, Side
+from .table import SMALL, Example, Framework, Side
 
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 

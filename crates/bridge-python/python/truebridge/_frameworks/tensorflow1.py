@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _core
-from . import Folder
+from .table import Folder
 
 FRAMEWORK = Folder(
     label="TensorFlow 1.15",

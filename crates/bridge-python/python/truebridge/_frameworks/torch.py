@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import SMALL, Example, Framework, Side
+from .table import SMALL, Example, Framework, Side
 
 
 def _build(torch: Any) -> str:

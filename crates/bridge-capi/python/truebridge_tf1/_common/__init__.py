@@ -1,0 +1,1 @@
+"""Files that truebridge ships as well, where they are one folder deep too."""

@@ -1,0 +1,1 @@
+../../../../bridge-python/python/truebridge/tensorflow/operations.py

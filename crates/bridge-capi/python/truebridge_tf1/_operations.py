@@ -1,1 +1,0 @@
-../../../bridge-python/python/truebridge/_operations.py
