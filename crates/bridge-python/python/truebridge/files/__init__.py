@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from .._core import Device, Target
-    from ..processes.names import Client
+    from ..processes.client import Client
 
 __all__ = ["load", "save"]
 

@@ -11,7 +11,8 @@ The first process keeps the memory until the ticket has expired and every proces
 tensors, or has ended. Long-running programs share under names: see ``serve`` and ``connect``.
 """
 
-from .names import Client, Names, connect, serve
+from .client import Client
+from .names import Names, connect, serve
 from .publications import Publication, Subscription
 from .tickets import Ticket, configure, end, held, open, revoke, share, transport
 
