@@ -137,7 +137,7 @@ class Subject:
         if name in ("drop", "drop_on_thread"):
             del self.tensors[given]
             for ticket in self.tickets.pop(given):
-                self.tb.end(ticket)
+                self.tb.revoke(ticket, leases=False)
             return "done", b""
         if name == "settle":
             gc.collect()

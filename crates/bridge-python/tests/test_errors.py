@@ -258,6 +258,7 @@ TOLD: dict[str, tuple[Callable[[], object], str, str]] = {
     "writing='rw'": (lambda: tb.share(ONES, writing="rw"), "argument", 'writing is "private", "never" or'),
     "a share for ages": (lambda: tb.share(ONES, expires=9.9e18), "argument", "pass a shorter time"),
     "an isolated share in place": (lambda: tb.share(ONES, isolated=True, copy=False), "argument", "leave copy=False"),
+    "a word for leases": (lambda: tb.revoke("x", leases="no"), "argument", "pass True or False"),
     "one user": (lambda: tb.processes.configure(users=3), "argument", "users must be several numbers"),
     "a token of three letters": (lambda: ticket(token="abc"), "argument", "a token is 32 hexadecimal digits"),
     "a socket beside the program": (lambda: ticket(socket="x.sock"), "argument", "not an absolute path"),
@@ -576,7 +577,7 @@ second = tb.share(np.full(3, 2.0))
 assert tb.processes.held()["shares"] == 2
 tb.revoke(first)
 assert tb.processes.held()["shares"] == 1
-tb.processes.end(second)
+tb.revoke(second, leases=False)
 """)
     assert (done.returncode, done.stderr) == (0, "")
 

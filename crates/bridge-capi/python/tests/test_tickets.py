@@ -93,13 +93,13 @@ def test_views_keep_the_memory() -> None:
 
 
 def test_what_is_open_is_shared_again_after_the_end_of_its_ticket_and_not_after_a_revocation() -> None:
-    for end, is_kept in [(tb.end, True), (tb.revoke, False)]:
+    for leases in (False, True):
         ticket = tb.share(np.arange(6))
         view = tb.open(ticket)
-        end(ticket)
+        tb.revoke(ticket, leases=leases)
         with pytest.raises(tb.BridgeConnectionError):
             tb.open(ticket)
-        if is_kept:
+        if not leases:
             again = tb.share(view)
             assert tb.open(again).tolist() == list(range(6))
             tb.revoke(again)
@@ -119,7 +119,7 @@ def test_nonsense_is_a_typed_error() -> None:
         (lambda: tb.open(7), "argument"),
         (lambda: tb.open("a\0b"), "argument"),
         (lambda: tb.open("\ud800"), "argument"),
-        (lambda: tb.end(7), "argument"),
+        (lambda: tb.revoke(7, leases=False), "argument"),
         (lambda: tb.share(np.zeros(1), expires="x"), "argument"),  # type: ignore[arg-type]
         (lambda: tb.share(np.zeros(1), expires=10**400), "argument"),
         (lambda: tb.open(forged), "gone"),

@@ -35,7 +35,7 @@ from ._edges import external_input, external_output, handle_of, placeholder
 from ._graph import Operations
 from ._library import Owned, library
 from ._taken import Taken
-from ._tickets import Shared, end, open, revoke, share
+from ._tickets import Shared, open, revoke, share
 from .errors import (
     BridgeBufferError,
     BridgeConnectionError,
@@ -65,7 +65,6 @@ __all__ = [
     "Feed",
     "Shared",
     "Taken",
-    "end",
     "external_input",
     "external_output",
     "feed",

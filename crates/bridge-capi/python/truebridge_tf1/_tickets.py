@@ -111,37 +111,16 @@ def open(ticket: Any) -> Any:
     return tree_of(None if tree is None else tree.decode(), tensors)
 
 
-def revoke(ticket: Any) -> None:
-    """End a share of this process now.
-
-    A process that has it open keeps the memory, and its next call with it raises a ``BridgeConnectionError``.
+def revoke(ticket: Any, leases: bool = True) -> None:
+    """End a share of this process now: no process can open the ticket any more.
 
     Parameters
     ----------
     ticket : str, bytes or ticket
-        The text of a ticket, or a ticket of ``truebridge``.
-
-    Raises
-    ------
-    BridgeValueError
-        If ``ticket`` is not a ticket, or if this process has shared nothing.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import truebridge_tf1 as tb
-    >>> tb.revoke(tb.share(np.ones(3)))
-    """
-    library().revoke(_text(ticket))
-
-
-def end(ticket: Any) -> None:
-    """Let a ticket of this process expire now. A process that has it open can continue to use it.
-
-    Parameters
-    ----------
-    ticket : str, bytes or ticket
-        The text of a ticket, or a ticket of ``truebridge``.
+        The text of a ticket, or a ticket of ``truebridge``. One that was revoked already is not an error.
+    leases : bool, optional
+        Whether to revoke what processes have opened, too. They keep the memory until they drop the tensors, and are
+        told. With ``False`` the ticket only expires early, and a process that has it open can continue to use it.
 
     Raises
     ------
@@ -154,11 +133,12 @@ def end(ticket: Any) -> None:
     >>> import truebridge_tf1 as tb
     >>> ticket = tb.share(np.ones(3))
     >>> weights = tb.open(ticket)
-    >>> tb.end(ticket)
+    >>> tb.revoke(ticket, leases=False)
     >>> weights
     array([1., 1., 1.])
     """
-    library().share_end(_text(ticket))
+    end = library().revoke if leases else library().share_end
+    end(_text(ticket))
 
 
 def _text(ticket: Any) -> bytes:

@@ -14,7 +14,7 @@ tensors, or has ended. Long-running programs share under names: see ``serve`` an
 from .client import Client
 from .names import Names, connect, serve
 from .publications import Publication, Subscription
-from .tickets import Ticket, configure, end, held, open, revoke, share, transport
+from .tickets import Ticket, configure, held, open, revoke, share, transport
 
 __all__ = [
     "Client",
@@ -24,7 +24,6 @@ __all__ = [
     "Ticket",
     "configure",
     "connect",
-    "end",
     "held",
     "open",
     "revoke",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from .._core import convert_inside, copy, plan
 from .._frameworks.table import ALL
 from ..errors import BridgeError, of_kind
-from .tickets import end, open, share
+from .tickets import open, revoke, share
 
 try:
     import ray
@@ -338,7 +338,7 @@ def _free(obj_id: str) -> None:
         for number, part in enumerate(held.about.parts):
             if (ticket := part.offers.pop("ticket", None)) is not None:
                 with contextlib.suppress(BridgeError):
-                    end(ticket)
+                    revoke(ticket, leases=False)
             if (about := part.offers.pop("nixl", None)) is not None:
                 _nixl().garbage_collect(_name(obj_id, number), about, held.views[number])
             part.offers.clear()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .._core import Device, Order, Target
 
-__all__ = ["Ticket", "configure", "end", "held", "open", "revoke", "share", "transport"]
+__all__ = ["Ticket", "configure", "held", "open", "revoke", "share", "transport"]
 
 Writing = Literal["private", "never", "shared"]
 
@@ -188,44 +188,18 @@ def open(
     return tree_of(tree, tensors)
 
 
-def revoke(ticket: Ticket | str | bytes) -> None:
-    """End a share of this process now.
-
-    A process that has it open keeps the memory until it drops the tensors. It is told, usually within a millisecond.
-    From then on its conversions and shares of them, and copies from or into them, raise a ``BridgeConnectionError``.
+def revoke(ticket: Ticket | str | bytes, *, leases: bool = True) -> None:
+    """End a share of this process now: no process can open the ticket any more.
 
     Parameters
     ----------
     ticket : Ticket, str or bytes
         The ticket, or its text. One that was revoked already is not an error.
-
-    Raises
-    ------
-    BridgeValueError
-        If ``ticket`` is not a ticket, or if this process has shared nothing.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import truebridge as tb
-    >>> ticket = tb.share(np.zeros(3))
-    >>> tb.revoke(ticket)
-    >>> try:
-    ...     tb.open(ticket, "numpy")
-    ... except tb.BridgeConnectionError as error:
-    ...     print(error.kind)
-    gone
-    """
-    _core.ipc_revoke(ticket, True)
-
-
-def end(ticket: Ticket | str | bytes) -> None:
-    """Let a ticket of this process expire now. A process that has it open can continue to use it.
-
-    Parameters
-    ----------
-    ticket : Ticket, str or bytes
-        The ticket, or its text.
+    leases : bool, optional
+        Whether to revoke what processes have opened, too. They keep the memory until they drop the tensors, but are
+        told, usually within a millisecond: from then on their conversions and shares of them, and copies from or into
+        them, raise a ``BridgeConnectionError``. With ``False`` the ticket only expires early, and a process that has
+        it open can continue to use it.
 
     Raises
     ------
@@ -238,11 +212,18 @@ def end(ticket: Ticket | str | bytes) -> None:
     >>> import truebridge as tb
     >>> ticket = tb.share(np.zeros(3))
     >>> weights = tb.open(ticket, "numpy")
-    >>> tb.processes.end(ticket)
+    >>> tb.revoke(ticket, leases=False)
     >>> weights.sum()
     np.float64(0.0)
+    >>> try:
+    ...     tb.open(ticket, "numpy")
+    ... except tb.BridgeConnectionError as error:
+    ...     print(error.kind)
+    gone
     """
-    _core.ipc_revoke(ticket, False)
+    if type(leases) is not bool:
+        raise of_kind("argument", f"leases is {leases!r:.80}: pass True or False")
+    _core.ipc_revoke(ticket, leases)
 
 
 def configure(
