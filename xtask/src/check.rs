@@ -1,7 +1,7 @@
 //! Everything that can be checked on this machine, one line a step.
 
 use crate::run::{Result, ask, cargo, program, target};
-use crate::{features, fuzz, tensorflow1, venv};
+use crate::{features, tensorflow1, venv};
 use clap::ValueEnum;
 use std::ffi::OsStr;
 use std::path::Path;
@@ -266,7 +266,6 @@ fn python_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
         ("pytest", Ok(on_the_host(over_bundle(module(&[pytest, tests]))))),
         ("pytest, GPU", has_gpu(python).map(|()| over_bundle(module(&[&PYTEST, &["-k", ON_A_GPU], tests])))),
-        ("fuzz", Ok(over_bundle(program(python, &[fuzz::PACKAGE, "--seconds", "30", "--seed", "1"])))),
         ("pytest, Python 3.7", {
             let arguments = [&["-m"], pytest, &["crates/bridge-capi/python/tests"]].concat();
             venv::PYTHON37.ready().map(|python| on_the_host(with(program(python, &arguments), "PYTHONPATH", &bundle)))

@@ -7,17 +7,29 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// The fuzzer of the Python package, which runs from the sources over the package of a bundle.
-pub const PACKAGE: &str = "crates/bridge-python/fuzz/fuzz.py";
+/// Fuzzes the Python package: each kind of case is a target.
+const OF_THE_PACKAGE: &str = "crates/bridge-python/tests/test_fuzz.py";
 
-/// Runs a target under libFuzzer instead.
-const GUIDED: &str = "--guided";
+/// Feed hostile input to the Python package, or to targets in Rust. docs/testing.md lists the targets.
+#[derive(clap::Args)]
+pub struct Fuzz {
+    /// Targets, such as capsule,file or codec [default: every target of the Python package]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    target: Vec<String>,
+    /// Draw new cases of each target for that long [default: a few, the same ones for the Python package]
+    #[arg(long)]
+    seconds: Option<u32>,
+    /// The seed of the first case that is drawn [default: a new one]
+    #[arg(long)]
+    seed: Option<u32>,
+    /// Run targets in Rust under libFuzzer: needs cargo-fuzz and a nightly toolchain.
+    #[arg(long)]
+    guided: bool,
+}
 
 /// A target that is a test in Rust.
 struct Target {
     name: &'static str,
-    /// What receives the input.
-    what: &'static str,
     package: &'static str,
     /// The program, and the test in it.
     program: &'static str,
@@ -27,98 +39,30 @@ struct Target {
 }
 
 const TARGETS: [Target; 6] = [
-    Target {
-        name: "codec",
-        what: "managed tensors of DLPack",
-        package: "truebridge-core",
-        program: "hostile",
-        test: "any_managed_tensor",
-        guided: true,
-    },
-    Target {
-        name: "capi",
-        what: "calls of the C functions",
-        package: "truebridge-capi",
-        program: "hostile",
-        test: "any_calls",
-        guided: true,
-    },
-    Target {
-        name: "ticket",
-        what: "tickets",
-        package: "truebridge-ipc",
-        program: "processes",
-        test: "any_ticket",
-        guided: true,
-    },
-    Target {
-        name: "request",
-        what: "messages to a process that shares, and to a server of names",
-        package: "truebridge-ipc",
-        program: "processes",
-        test: "any_request",
-        guided: true,
-    },
-    Target {
-        name: "answer",
-        what: "answers of a process that shares",
-        package: "truebridge-ipc",
-        program: "processes",
-        test: "any_answer",
-        guided: true,
-    },
-    Target {
-        name: "sequence",
-        what: "sequences of messages at both ends of the wire",
-        package: "truebridge-ipc",
-        program: "processes",
-        test: "any_sequence",
-        guided: false,
-    },
+    Target { name: "codec", package: "truebridge-core", program: "hostile", test: "any_managed_tensor", guided: true },
+    Target { name: "capi", package: "truebridge-capi", program: "hostile", test: "any_calls", guided: true },
+    Target { name: "ticket", package: "truebridge-ipc", program: "processes", test: "any_ticket", guided: true },
+    Target { name: "request", package: "truebridge-ipc", program: "processes", test: "any_request", guided: true },
+    Target { name: "answer", package: "truebridge-ipc", program: "processes", test: "any_answer", guided: true },
+    Target { name: "sequence", package: "truebridge-ipc", program: "processes", test: "any_sequence", guided: false },
 ];
 
-/// Runs the fuzzers: of the Python package, unless `--target` names tests in Rust.
-pub fn run(options: &[String]) -> Result<ExitCode> {
-    let names = options.iter().position(|option| option == "--target").and_then(|at| options.get(at + 1));
-    let known = |name: &str| TARGETS.iter().find(|target| target.name == name);
-    let chosen: Vec<(&str, Option<&Target>)> =
-        names.iter().flat_map(|names| names.split(',')).map(|name| (name, known(name))).collect();
-    if options.iter().any(|option| option == "--help") {
-        let lines = TARGETS.map(|Target { name, what, .. }| format!("  {name:<10} {what}\n")).concat();
-        println!("Targets in Rust, with --seconds, --seed and {GUIDED} (libFuzzer):\n{lines}\nThe others:");
+/// Runs the targets, and returns the first failure.
+pub fn run(Fuzz { target: names, seconds, seed, guided: is_guided }: &Fuzz) -> Result<ExitCode> {
+    let known = |name: &&String| TARGETS.iter().find(|target| target.name == **name);
+    let (in_rust, of_package): (Vec<_>, Vec<_>) = names.iter().partition(|name| known(name).is_some());
+    let mut commands: Vec<Command> = Vec::new();
+    for target in in_rust.iter().filter_map(known) {
+        commands.push(if *is_guided { guided(target, *seconds, *seed)? } else { test(target) });
     }
-    match chosen.iter().filter_map(|(_, target)| *target).collect::<Vec<_>>() {
-        none if none.is_empty() => package(options),
-        targets if targets.len() == chosen.len() => each(&targets, options),
-        _ => Err(format!("run the targets in Rust by themselves: {}", TARGETS.map(|target| target.name).join(","))),
+    if names.is_empty() || !of_package.is_empty() {
+        commands.push(package(&of_package)?);
     }
-}
-
-/// Runs the fuzzer over the package of a bundle in the target folder.
-fn package(options: &[String]) -> Result<ExitCode> {
-    let (python, bundle) = (venv::MAIN.ready()?, target().join("bundle"));
-    bundle::write(&bundle)?;
-    let mut command = program(python, &[PACKAGE]);
-    status(command.args(options).env("PYTHONPATH", &bundle)).map(code)
-}
-
-/// Runs each of these targets, and then returns the first failure. They need no Python.
-fn each(targets: &[&Target], options: &[String]) -> Result<ExitCode> {
-    let is_guided = options.iter().any(|option| option == GUIDED);
-    let (mut seconds, mut seed) = (None, None);
-    let rest: Vec<&String> = options.iter().filter(|option| *option != GUIDED).collect();
-    for option in rest.chunks(2) {
-        match option {
-            [name, value] if *name == "--seconds" => seconds = Some(value.as_str()),
-            [name, value] if *name == "--seed" => seed = Some(value.as_str()),
-            [name, _] if *name == "--target" => (),
-            _ => return Err(format!("these targets take --seconds and --seed, each with a number, not {option:?}")),
-        }
-    }
+    let variables = [("TRUEBRIDGE_FUZZ", seconds), ("TRUEBRIDGE_SEED", seed)];
     let mut first = ExitCode::SUCCESS;
-    for target in targets {
-        let mut command = if is_guided { guided(target, seconds, seed)? } else { test(target, seconds, seed) };
-        let done = status(&mut command)?;
+    for command in &mut commands {
+        command.envs(variables.iter().filter_map(|(name, value)| Some((name, value.as_ref()?.to_string()))));
+        let done = status(command)?;
         if !done.success() && first == ExitCode::SUCCESS {
             first = code(done);
         }
@@ -126,17 +70,27 @@ fn each(targets: &[&Target], options: &[String]) -> Result<ExitCode> {
     Ok(first)
 }
 
+/// Returns the tests of these targets, or of all, over the package of a bundle in the target folder.
+fn package(names: &[&String]) -> Result<Command> {
+    let (python, bundle) = (venv::MAIN.ready()?, target().join("bundle"));
+    bundle::write(&bundle)?;
+    let mut tests = program(python, &["-m", "pytest", "-q", "-p", "no:cacheprovider"]);
+    match names {
+        [] => _ = tests.arg(OF_THE_PACKAGE),
+        names => _ = tests.args(names.iter().map(|name| format!("{OF_THE_PACKAGE}::test_hostile_input[{name}]"))),
+    }
+    tests.env("PYTHONPATH", &bundle);
+    Ok(tests)
+}
+
 /// Returns the test, which draws from the corpus.
-fn test(target: &Target, seconds: Option<&str>, seed: Option<&str>) -> Command {
+fn test(target: &Target) -> Command {
     let Target { package, program, test, .. } = target;
-    let mut tests = cargo(&["test", "--quiet", "-p", package, "--test", program, "--", "--nocapture", test]);
-    let variables = [("TRUEBRIDGE_FUZZ", seconds), ("TRUEBRIDGE_SEED", seed)];
-    tests.envs(variables.into_iter().filter_map(|(variable, value)| Some((variable, value?))));
-    tests
+    cargo(&["test", "--quiet", "-p", package, "--test", program, "--", "--nocapture", test])
 }
 
 /// Returns the same under libFuzzer, which follows what an input reaches. What it finds stays in the target folder.
-fn guided(target: &Target, seconds: Option<&str>, seed: Option<&str>) -> Result<Command> {
+fn guided(target: &Target, seconds: Option<u32>, seed: Option<u32>) -> Result<Command> {
     if !target.guided {
         return Err(format!("{} does not run under libFuzzer", target.name));
     }
@@ -152,8 +106,8 @@ fn guided(target: &Target, seconds: Option<&str>, seed: Option<&str>) -> Result<
     command.args([found, corpus]);
     // The cases count what is released, and memory of a device is leaked on purpose where there is no driver.
     command.env("ASAN_OPTIONS", "detect_leaks=0");
-    command.args(["--", "-timeout=60", &format!("-max_total_time={}", seconds.unwrap_or("120"))]);
-    command.arg(format!("-seed={}", seed.unwrap_or("0"))).env("CARGO_TARGET_DIR", self::target().join("fuzz/guided"));
+    command.args(["--", "-timeout=60", &format!("-max_total_time={}", seconds.unwrap_or(120))]);
+    command.arg(format!("-seed={}", seed.unwrap_or(0))).env("CARGO_TARGET_DIR", self::target().join("fuzz/guided"));
     Ok(command)
 }
 

@@ -84,13 +84,7 @@ enum Task {
         #[arg(long)]
         write: bool,
     },
-    /// Feed hostile input to the Python package, or to a target in Rust.
-    #[command(disable_help_flag = true)]
-    Fuzz {
-        /// The fuzzer's own options: see `cargo xtask fuzz --help`.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        options: Vec<String>,
-    },
+    Fuzz(fuzz::Fuzz),
     /// Write what an adapter for a framework needs: its crate, and its rows in the tables.
     NewAdapter(new_adapter::NewAdapter),
     /// Write the files that are generated from others, or compare them.
@@ -186,7 +180,7 @@ fn main() -> ExitCode {
         Task::Scoreboard { options } => bundle::scoreboard(&options),
         Task::Bench { options } => bundle::bench(&options),
         Task::Counts { rust, write } => counts::count(rust, write).map(|()| ExitCode::SUCCESS),
-        Task::Fuzz { options } => fuzz::run(&options),
+        Task::Fuzz(options) => fuzz::run(&options),
         Task::NewAdapter(new) => new_adapter(&new).map(|()| ExitCode::SUCCESS),
         Task::Generate { what, check } => generate(&what, check).map(|()| ExitCode::SUCCESS),
         Task::Package(package) => package.run().map(|()| ExitCode::SUCCESS),

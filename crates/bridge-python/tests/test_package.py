@@ -197,9 +197,9 @@ def test_a_row_says_what_is(name: str) -> None:
 
 FRAMEWORK = re.compile(rf"(?i)(?<![a-z])({'|'.join([*_core.FRAMEWORKS, 'pytorch'])})(?![a-z])")
 
-#: Folders of code. ``benches`` and ``fuzz`` are programs about named frameworks, as tests are.
+#: Folders of code. ``benches`` are programs about named frameworks, as tests are.
 SOURCES = ("crates", "conformance", "xtask")
-NOT_CODE = re.compile(r"(^|/)(tests?|examples|fuzz)/|/tests\.rs$|/test_[^/]*$")
+NOT_CODE = re.compile(r"(^|/)(tests?|examples)/|/tests\.rs$|/test_[^/]*$")
 
 #: Homes and tables, where a framework is at home.
 HOMES = (

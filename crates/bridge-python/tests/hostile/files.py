@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -16,14 +17,13 @@ from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
-from subjects import Case, Subject
 
 import truebridge as tb
+from hostile.subjects import Case, Subject
 
-# What a load may allocate beside what is in use. The longest description of a tree takes about 400 MiB.
+# What a load may allocate in addition to what is in use. The longest description of a tree takes about 400 MiB.
 SPACE = 1 << 30
 LIMIT = 1 << 20
-FOLDER = tempfile.TemporaryDirectory(prefix="truebridge-fuzz-")
 NARROW = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 SIGNATURES = [b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6"]
 TREE = "truebridge.tree.json"
@@ -51,7 +51,6 @@ def leaf(dtype: str, shape: list[int], how: str) -> Any:
 
 
 def made(node: Any) -> Any:
-    """The tree for a node of a case."""
     kind, *rest = node
     if kind == "leaf":
         return leaf(*rest)
@@ -63,7 +62,6 @@ def made(node: Any) -> Any:
 
 
 def parts(tree: Any) -> Iterator[Any]:
-    """The tensors of a tree."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, (list, tuple)):
@@ -115,7 +113,6 @@ def cut(data: bytearray, at: int, value: int) -> None:
 
 
 def change(data: bytearray, at: int, value: int) -> None:
-    """Changes a byte."""
     if data:
         data[at % len(data)] = value % 256
 
@@ -127,7 +124,6 @@ def insert(data: bytearray, at: int, value: int) -> None:
 
 
 def length(data: bytearray, at: int, value: int) -> None:
-    """Changes the length of a header."""
     data[at % 11 : at % 11 + 8] = struct.pack("<Q", value % (1 << 64))[: 8 - at % 7]
 
 
@@ -142,7 +138,6 @@ DAMAGE: dict[str, Callable[[bytearray, int, int], None]] = {
 
 
 def header(shape: str, dtype: str = "<f4") -> bytes:
-    """A header of NumPy."""
     text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(text) % (1 << 16)) + text
@@ -156,72 +151,68 @@ def archive(path: Path, members: list[tuple[str, bytes]], how: int = zipfile.ZIP
             file.writestr(name, data)
 
 
-def described(path: Path, tree: str, names: Any, suffix: str) -> None:
-    """Writes a file with one tensor and a description."""
-    text = json.dumps({"tree": tree, "names": names})
-    if suffix == ".npz":
-        archive(path, [(TREE, text.encode()), ("a.npy", header("(2,)") + bytes(8))])
-        return
-    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    start = json.dumps({"__metadata__": {"truebridge.tree": text}, "a": entry}).encode()
-    path.write_bytes(struct.pack("<Q", len(start)) + start + bytes(8))
+def chosen(number: int, *choices: Any) -> Any:
+    return choices[number % len(choices)]
 
 
-def one_place(path: Path, number: int) -> None:
-    """Writes an archive in which every name leads to the first member."""
-    archive(path, [(f"{at:04}.npy", header(f"({number % 4096},)") + bytes(number % 4096 * 4)) for at in range(40)])
-    data = bytearray(path.read_bytes())
-    for found in re.finditer(re.escape(b"PK\1\2"), bytes(data)):
-        struct.pack_into("<I", data, found.start() + 42, number % 3)
-    path.write_bytes(data)
-
-
-# Files that no program saves, by name: the function gets a path, its suffix and a number.
-CRAFTED: dict[str, Callable[[Path, str, int], None]] = {
-    "deep": lambda path, suffix, number: described(
-        path, '["l",[' * (number % 3000) + '["x",0]' + "]]" * (number % 3000), ["a"], suffix
-    ),
-    "deep text": lambda path, suffix, number: described(path, "[" * (number % (1 << 20)), ["a"], suffix),
-    "names": lambda path, suffix, number: described(
-        path, '["x",0]', [[], {}, 3, "a", None, ["b"], ["a", "a"], [["a"]]][number % 8], suffix
-    ),
-    "tree": lambda path, suffix, number: described(
-        path,
-        ["3", "null", '["x",9]', '["d",[[[],3]]]', '["p",3]', '["l",3]', '["x","a"]', "[]"][number % 8],
+#: Descriptions of trees that no program saves: the tree, and the names of its tensors.
+DESCRIBED: dict[str, Callable[[int], tuple[str, Any]]] = {
+    "deep": lambda number: ('["l",[' * (number % 3000) + '["x",0]' + "]]" * (number % 3000), ["a"]),
+    "deep text": lambda number: ("[" * (number % (1 << 20)), ["a"]),
+    "names": lambda number: ('["x",0]', chosen(number, [], {}, 3, "a", None, ["b"], ["a", "a"], [["a"]])),
+    "tree": lambda number: (
+        chosen(number, "3", "null", '["x",9]', '["d",[[[],3]]]', '["p",3]', '["l",3]', '["x","a"]', "[]"),
         ["a"],
-        suffix,
-    ),
-    "tree bomb": lambda path, _, number: archive(path, [(TREE, b"[{}," * ((number % 32) << 18))]),
-    "bomb": lambda path, _, number: archive(
-        path, [("a.npy", header(f"({number % 64 << 18},)") + bytes(number % 64 << 20))]
-    ),
-    "false bomb": lambda path, _, number: archive(path, [("a.npy", header(f"({number},)") + bytes(16))]),
-    "one place": lambda path, _, number: one_place(path, number),
-    "one name": lambda path, _, number: archive(path, [("a.npy", header("()") + bytes(4))] * (1 + number % 3)),
-    "another method": lambda path, _, number: archive(
-        path,
-        [([TREE, "a.npy"][number % 2], header("()") + bytes(4))],
-        [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA][number // 2 % 2],
-    ),
-    "header": lambda path, _, number: archive(
-        path,
-        [
-            (
-                "a.npy",
-                header(
-                    [
-                        f"({number},)",
-                        "(" * (number % 5000),
-                        "-" * (number % 5000) + "1",
-                        "9" * (number % 9000),
-                        "(True,)",
-                    ][number % 5]
-                ),
-            )
-        ],
-        zipfile.ZIP_STORED,
     ),
 }
+#: Archives that no program saves: their members.
+ARCHIVES: dict[str, Callable[[int], list[tuple[str, bytes]]]] = {
+    "tree bomb": lambda number: [(TREE, b"[{}," * ((number % 32) << 18))],
+    "bomb": lambda number: [("a.npy", header(f"({number % 64 << 18},)") + bytes(number % 64 << 20))],
+    "false bomb": lambda number: [("a.npy", header(f"({number},)") + bytes(16))],
+    "one place": lambda number: [
+        (f"{at:04}.npy", header(f"({number % 4096},)") + bytes(number % 4096 * 4)) for at in range(40)
+    ],
+    "one name": lambda number: [("a.npy", header("()") + bytes(4))] * (1 + number % 3),
+    "another method": lambda number: [(chosen(number, TREE, "a.npy"), header("()") + bytes(4))],
+    "header": lambda number: [("a.npy", header(odd_shape(number)))],
+}
+
+
+def odd_shape(number: int) -> str:
+    return chosen(
+        number,
+        f"({number},)",
+        "(" * (number % 5000),
+        "-" * (number % 5000) + "1",
+        "9" * (number % 9000),
+        "(True,)",
+    )
+
+
+def craft(path: Path, how: str, number: int) -> None:
+    """Write a file that no program saves."""
+    if how in ARCHIVES:
+        methods = {
+            "header": zipfile.ZIP_STORED,
+            "another method": chosen(number // 2, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA),
+        }
+        archive(path, ARCHIVES[how](number), methods.get(how, zipfile.ZIP_DEFLATED))
+        if how == "one place":
+            # Every name leads to one of the first members.
+            data = bytearray(path.read_bytes())
+            for found in re.finditer(re.escape(b"PK\1\2"), bytes(data)):
+                struct.pack_into("<I", data, found.start() + 42, number % 3)
+            path.write_bytes(data)
+        return
+    tree, names = DESCRIBED[how](number)
+    text = json.dumps({"tree": tree, "names": names})
+    if path.suffix == ".npz":
+        archive(path, [(TREE, text.encode()), ("a.npy", header("(2,)") + bytes(8))])
+    else:
+        entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+        start = json.dumps({"__metadata__": {"truebridge.tree": text}, "a": entry}).encode()
+        path.write_bytes(struct.pack("<Q", len(start)) + start + bytes(8))
 
 
 def load(path: Path, target: str, copy: bool | None) -> Any:
@@ -257,15 +248,20 @@ def known(path: Path) -> Any:
         return None
 
 
+@functools.cache
+def folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="truebridge-hostile-")
+
+
 def file(case: Case) -> Subject:
     """A file, loaded after it was saved and damaged."""
-    path = Path(FOLDER.name, f"x{case['suffix']}")
+    path = Path(folder().name, f"x{case['suffix']}")
     pristine = not case["damage"] and case["crafted"] is None
 
     def act(target: str, copy: bool | None) -> Any:
         tree = made(case["tree"])
         if case["crafted"] is not None:
-            CRAFTED[case["crafted"]](path, case["suffix"], case["number"])
+            craft(path, case["crafted"], case["number"])
         else:
             tb.save(path, tree)
             if case["compressed"] and case["suffix"] == ".npz":
@@ -293,6 +289,3 @@ def left(path: Path) -> str:
     """What else than the file is in its folder."""
     others = [name.name for name in path.parent.iterdir() if name.suffix not in (".npy", ".npz", ".safetensors")]
     return f"left {others}" if others else ""
-
-
-MAKERS: dict[str, Callable[[Case], Subject]] = {"file": file}

@@ -7,17 +7,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from subjects import Case, Subject, raise_named, used_capsule
 
 import truebridge as tb
+from hostile.subjects import Case, Subject, raise_named, used_capsule
 
 VALUES = [1.0, 2.0]
 
 
 @dataclasses.dataclass
 class Layer:
-    """A dataclass; fields need not have values."""
-
     weight: Any = None
     rest: Any = None
 
@@ -35,8 +33,6 @@ class Registry(dict):  # type: ignore[type-arg]
 
 
 class Point(NamedTuple):
-    """A named tuple."""
-
     x: Any
     rest: Any
 
@@ -44,14 +40,14 @@ class Point(NamedTuple):
 class Producer:
     """A tensor of no framework."""
 
-    def __init__(self, before: Callable[[], Any] = lambda: None) -> None:  # noqa: D107
+    def __init__(self, before: Callable[[], Any] = lambda: None) -> None:
         self.array, self.before = np.array(VALUES), before
 
-    def __dlpack__(self, **_: Any) -> Any:  # noqa: D105
+    def __dlpack__(self, **_: Any) -> Any:
         self.before()
         return self.array.__dlpack__()
 
-    def __dlpack_device__(self) -> Any:  # noqa: D105
+    def __dlpack_device__(self) -> Any:
         return (1, 0)
 
 
@@ -80,7 +76,6 @@ CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def torch_tensor() -> Any:
-    """A tensor of PyTorch."""
     import torch
 
     return torch.tensor(VALUES)
@@ -98,7 +93,6 @@ LEAVES: dict[str, Callable[[], Any]] = {
 
 
 def made(node: Any, shared: Any) -> Any:
-    """The object for a node of a case."""
     if isinstance(node, list):
         return CONTAINERS[node[0]]([made(child, shared) for child in node[1:]])
     return shared if node == "same" else LEAVES[node]()
@@ -139,7 +133,7 @@ def difference(before: Any, after: Any, target: str) -> str:
 class Later:
     """An object whose methods raise after ``armed`` was set."""
 
-    def __init__(self, word: str, methods: list[str]) -> None:  # noqa: D107
+    def __init__(self, word: str, methods: list[str]) -> None:
         self.armed = False
 
         def method(name: str) -> Any:
@@ -184,19 +178,17 @@ def filled(container: Any) -> Any:
 
 
 def with_copy(answer: Callable[[], Any]) -> Any:
-    """A list with a ``__copy__`` of its own."""
+    """A list with its own ``__copy__``."""
     return type("Copied", (list,), {"__copy__": lambda self: answer()})([np.array(VALUES)])
 
 
 def cycle(make: Callable[[], Any], close: Callable[[Any], Any]) -> Any:
-    """A container that holds itself."""
     tree = make()
     close(tree)
     return [tree]
 
 
 def nested(depth: int) -> Any:
-    """Lists one inside another."""
     tree: Any = np.array(VALUES)
     for _ in range(depth):
         tree = [tree]
@@ -219,21 +211,17 @@ def dataclass_with(word: str, **methods: Any) -> Any:
 
 
 def fields_of(fields: Any) -> Any:
-    """An object that looks like a dataclass."""
     return type("Imitation", (), {"__dataclass_fields__": fields, "weight": np.array(VALUES)})()
 
 
 class RaisingClass(type):
-    """A metaclass whose look-ups raise."""
-
     word = "ValueError"
 
-    def __getattr__(cls, _: str) -> Any:  # noqa: D105
+    def __getattr__(cls, _: str) -> Any:
         return raise_named(cls.word)
 
 
 def named_with(**attributes: Any) -> Any:
-    """A named tuple with other attributes."""
     odd = {name: classmethod(found) if callable(found) else found for name, found in attributes.items()}
     return tuple.__new__(type("Odd", (Point,), odd), (np.array(VALUES), [np.array(VALUES)]))
 
@@ -297,6 +285,3 @@ def tree(case: Case) -> Subject:
     raised = {case["raises"]} & {"KeyboardInterrupt", "SystemExit", "MemoryError", "RecursionError"}
     must = sound and case["copy"] is None and holds_tensor(root)
     return Subject(act, must_convert=must, may_raise=raised, wrong_after=lambda: "; ".join(filter(None, wrong)))
-
-
-MAKERS: dict[str, Callable[[Case], Subject]] = {"tree": tree}

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from subjects import NONSENSE, Case, Subject, answer, memory_of
 
 import truebridge as tb
+from hostile.subjects import NONSENSE, Case, Subject, answer, memory_of
 
 
 def torch_view(memory: np.ndarray, shape: list[int], strides: list[int], start: int) -> Any:
@@ -41,7 +41,6 @@ def nested(shape: list[int], strides: list[int]) -> bool:
 
 
 def odd_source(word: str, array: np.ndarray) -> Any:
-    """What stands in the place of the source."""
     if word != "reversed producer":
         return NONSENSE[word]()
 
@@ -56,7 +55,6 @@ def odd_source(word: str, array: np.ndarray) -> Any:
 
 
 def odd_target(word: str, array: np.ndarray) -> Any:
-    """What stands in the place of the target."""
     if word == "read-only":
         array = array[...]
         array.flags.writeable = False
@@ -136,13 +134,13 @@ def copy(case: Case) -> Subject:
 class Endless:
     """A sequence without an end."""
 
-    def __len__(self) -> int:  # noqa: D105
+    def __len__(self) -> int:
         return 1 << 62
 
-    def __getitem__(self, _: int) -> int:  # noqa: D105
+    def __getitem__(self, _: int) -> int:
         return 0
 
-    def __iter__(self) -> Iterator[int]:  # noqa: D105
+    def __iter__(self) -> Iterator[int]:
         raise OverflowError("no '\"\\")
 
 
@@ -154,14 +152,12 @@ AXES: dict[str, Callable[[], Any]] = {
 
 
 def keyword(word: Any) -> Any:
-    """The value of a keyword."""
     if word in AXES:
         return AXES[word]()
     return answer(word) if word in NONSENSE or word.startswith("(") else word
 
 
 def options(case: Case) -> Subject:
-    """An array that is converted with keywords."""
     array = np.arange(np.prod(case["shape"], dtype=int), dtype=np.int32).reshape(case["shape"])
     ndim, permute, order = array.ndim, case["permute"], case["order"]
     good = {
@@ -205,6 +201,3 @@ def options(case: Case) -> Subject:
 
     must = expected is not None and case["copy"] is not False
     return Subject(act, expected, must_convert=must, wrong_after=lambda: "; ".join(accepted))
-
-
-MAKERS: dict[str, Callable[[Case], Subject]] = {"copy": copy, "options": options}

@@ -1,4 +1,4 @@
-"""Gradients: random programs of one framework inside the other, beside the same program in one framework alone.
+"""Gradients: random programs of one framework inside the other, compared with the program in its own framework.
 
 A value has six elements, and most steps are views, so that results, gradients and parameters tend to share memory. Zero
 and ``None`` are told apart. Afterwards everything that PyTorch may write is overwritten, and nothing else may change.
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from files import Wrong
-from subjects import Case, Subject
 
 import truebridge as tb
+from hostile.files import Wrong
+from hostile.subjects import Case, Subject
 
 Function = Callable[..., list[Any]]
 
@@ -103,19 +103,17 @@ def device() -> str:
 
 
 def torch_steps() -> dict[str, Callable[[Any], Any]]:
-    """The steps in PyTorch."""
     return {name: step for name, (step, _) in ONE.items()}
 
 
 def tensorflow_steps() -> dict[str, Callable[[Any], Any]]:
-    """The steps in TensorFlow."""
     import tensorflow as tf
 
     return {name: functools.partial(step, tf) for name, (_, step) in ONE.items()}
 
 
 def in_tensorflow(case: Case) -> None:
-    """A program of PyTorch under a tape of TensorFlow, beside PyTorch alone."""
+    """A program of PyTorch under a tape of TensorFlow, compared with PyTorch by itself."""
     import tensorflow as tf
     import torch
 
@@ -159,7 +157,7 @@ def in_tensorflow(case: Case) -> None:
 
 
 def in_torch(case: Case) -> None:
-    """A program of TensorFlow in the autograd of PyTorch, beside TensorFlow alone."""
+    """A program of TensorFlow in the autograd of PyTorch, compared with TensorFlow by itself."""
     import tensorflow as tf
     import torch
 
@@ -216,6 +214,3 @@ def gradients(case: Case) -> Subject:
         (in_tensorflow if case["inside"] == "tensorflow" else in_torch)(case)
 
     return Subject(act, safe_to_read=False, must_convert=True)
-
-
-MAKERS: dict[str, Callable[[Case], Subject]] = {"gradients": gradients}
