@@ -75,7 +75,7 @@ unsafe impl Adapter for Matrices {
     }
 
     fn import(&self, offer: Offer) -> Result<Matrix> {
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&self.profile, &self.views)?;
         let [rows, columns] = *lease.layout().shape() else {
             return Err(Error::new(ErrorKind::Layout, "a matrix has two dimensions"));
         };
@@ -87,12 +87,12 @@ unsafe impl Adapter for Matrices {
     }
 
     fn compact(&self, _: &Matrix) -> Result<Matrix> {
-        Err(Error::new(ErrorKind::CopyNeeded, "matrices cannot be copied"))
+        Err(Error::new(ErrorKind::CopyNeeded, "matrices make no copies of their own"))
     }
 
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Matrix> {
         if (device, dtype, order) != (Device::CPU, DType::FLOAT32, Order::RowMajor) {
-            return Err(Error::new(ErrorKind::CopyNeeded, "the suite asks only for matrices of float32"));
+            return Err(Error::new(ErrorKind::CopyNeeded, "the suite asks for matrices of float32 alone"));
         }
         Matrix::new(shape, vec![0.0; shape.iter().product::<i64>() as usize])
     }

@@ -93,7 +93,7 @@ unsafe impl Adapter for Toy {
     }
 
     fn import(&self, offer: Offer) -> Result<Tensor> {
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&self.profile, &self.views)?;
         let (address, dtype, shape) = (lease.data(), lease.dtype(), lease.layout().shape().to_vec());
         let memory: Option<Arc<dyn Send + Sync>> = match self.mistake {
             Mistake::LeaseDropped => None,
@@ -211,9 +211,9 @@ fn a_mistake_is_named_and_nothing_else_is_judged() {
     quick.certify(&Toy::new("toy", Mistake::Nothing), &sound).iter().for_each(PairReport::assert_passed);
     let mistakes = BTreeMap::from([
         (Mistake::ReadReversed, ("subject", "toy: what `create` made and `read` returns")),
-        (Mistake::CreateShared, ("subject", "toy: `create` returns a tensor in new memory")),
+        (Mistake::CreateShared, ("subject", "toy: `create` returns a tensor in memory of its own")),
         (Mistake::FillForgotten, ("subject", "toy: what `fill` filled")),
-        (Mistake::SnapshotShared, ("subject", "toy: `snapshot` copies to new memory")),
+        (Mistake::SnapshotShared, ("subject", "toy: `snapshot` copies to memory of its own")),
         (Mistake::NoOwner, ("life", "the source reuses the memory of a view that lives")),
         (Mistake::LeaseDropped, ("life", "the import dropped its lease while the view lives")),
         (Mistake::LeaseLeaked, ("life", "1 leases of this case were not released")),

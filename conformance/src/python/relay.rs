@@ -78,7 +78,7 @@ unsafe impl Adapter for Relay {
     }
 
     fn import(&self, offer: Offer) -> Result<Tensor> {
-        Ok(Tensor::View(offer.accept(self)?))
+        Ok(Tensor::View(offer.accept(&self.profile, &self.consumer)?))
     }
 
     fn compact(&self, _: &Tensor) -> Result<Tensor> {

@@ -231,7 +231,7 @@ unsafe impl Adapter for SimFramework {
     }
 
     fn import(&self, offer: Offer) -> Result<SimTensor> {
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&self.profile, &self.consumer)?;
         if let Some(fatal) = self.fatal(lease.dtype(), lease.layout(), lease.data()) {
             return Err(Error::new(ErrorKind::Framework, format!("{} aborts because of {fatal}", self.profile.name)));
         }

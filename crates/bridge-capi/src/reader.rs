@@ -61,7 +61,7 @@ unsafe impl Adapter for Reader {
     }
 
     fn import(&self, offer: Offer) -> Result<Lease> {
-        offer.accept(self)
+        offer.accept(&self.profile, &self.consumer)
     }
 
     fn compact(&self, lease: &Lease) -> Result<Lease> {

@@ -1,9 +1,6 @@
 //! Adapters: a framework, as core sees it.
 
-use crate::{
-    Consumer, DType, Device, Error, ErrorKind, Export, Failed, Layout, Lease, Options, Order, Profile, Result, plan,
-};
-use std::ptr;
+use crate::{Consumer, DType, Device, Error, ErrorKind, Export, Failed, Offer, Order, Profile, Result};
 use std::sync::Arc;
 
 /// Alignment, in bytes, of copies that adapters make: the largest that a framework requires (TensorFlow).
@@ -69,7 +66,7 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///     }
 ///
 ///     fn import(&self, offer: Offer) -> Result<Array> {
-///         Ok(Array::View(Arc::new(offer.accept(self)?)))
+///         Ok(Array::View(Arc::new(offer.accept(&self.profile, &self.views)?)))
 ///     }
 /// }
 ///
@@ -225,78 +222,5 @@ unsafe impl<A: Adapter + ?Sized> Adapter for &A {
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {
         // SAFETY: the caller's obligation.
         unsafe { (**self).empty(device, dtype, shape, order) }
-    }
-}
-
-/// An exported tensor that a framework may take: what [`Adapter::import`] receives.
-///
-/// It becomes a [`Lease`], which names the memory, only by [`accept`](Self::accept). Safe code can pass an offer to the
-/// import of an adapter that it was not made for; `accept` refuses it there. Dropping an offer returns the memory, as
-/// dropping a lease does.
-#[derive(Debug)]
-#[must_use = "dropping an offer returns the memory: accept it"]
-pub struct Offer<'a> {
-    lease: Lease,
-    /// The profile that the tensor fits.
-    planned_for: &'a Profile,
-    trusted: bool,
-}
-
-impl<'a> Offer<'a> {
-    /// The tensor was planned for this profile, which it fits in place.
-    pub(crate) fn new(lease: Lease, planned_for: &'a Profile) -> Self {
-        Self { lease, planned_for, trusted: false }
-    }
-
-    /// Returns the lease, if the tensor fits the profile of `adapter` in place, and the lease returns its memory after
-    /// the work of the consumer of `adapter`. An import calls it first, with itself.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`plan`](plan()) without a copy, and [`ErrorKind::Argument`] for an offer to another consumer. The memory
-    /// is then returned.
-    pub fn accept<A: Adapter + ?Sized>(self, adapter: &A) -> Result<Lease> {
-        let Self { lease, planned_for, trusted } = self;
-        if trusted {
-            return Ok(lease);
-        }
-        // It is borrowed, so the same address is the same profile.
-        if !ptr::eq(planned_for, adapter.profile()) {
-            plan(lease.exported(), adapter.profile(), &Options::in_place())?;
-        }
-        match lease.consumer().is_none_or(|own| ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(&adapter.consumer()))) {
-            true => Ok(lease),
-            false => {
-                let name = &adapter.profile().name;
-                let text = format!("the tensor was offered to another consumer than that of {name}: call transfer");
-                Err(Error::new(ErrorKind::Argument, text))
-            }
-        }
-    }
-
-    /// Returns the same offer, which [`accept`](Self::accept) does not check. For an adapter that wraps another one and
-    /// states another profile or consumer in its name.
-    ///
-    /// # Safety
-    ///
-    /// The adapter that accepts the offer takes such a tensor in place, and the consumer that the offer was made to names
-    /// the streams and has the views of the consumer of that adapter.
-    pub unsafe fn trusted(self) -> Self {
-        Self { trusted: true, ..self }
-    }
-
-    /// Returns the element type.
-    pub fn dtype(&self) -> DType {
-        self.lease.dtype()
-    }
-
-    /// Returns the shape, the strides and the offset.
-    pub fn layout(&self) -> &Layout {
-        self.lease.layout()
-    }
-
-    /// Returns the device that the memory is on, as the consumer sees it.
-    pub fn device(&self) -> Device {
-        self.lease.device()
     }
 }

@@ -1,7 +1,7 @@
 //! What the tensors of a batch share: one wait for each pair of streams, and groups of leases.
 
-use crate::alive::alive;
 use crate::group::Group;
+use crate::ordering::alive;
 use crate::planted::is_planted;
 use crate::{Device, Lease, Ordering, Result, Stream};
 use smallvec::SmallVec;
@@ -67,12 +67,9 @@ impl Batch {
         self.pairs.borrow_mut().iter_mut().for_each(|pair| pair.ordered = false);
     }
 
-    /// Makes the lease of a view of the batch, if there is one, return its memory with the others.
-    pub(crate) fn join(batch: Option<&Self>, lease: Lease) -> Lease {
-        match batch {
-            Some(batch) => batch.grouped(lease, |pair| &mut pair.views),
-            None => lease,
-        }
+    /// Makes the lease of a view of the batch return its memory with the others.
+    pub(crate) fn join(&self, lease: Lease) -> Lease {
+        self.grouped(lease, |pair| &mut pair.views)
     }
 
     /// Keeps a lease until the end of the batch.

@@ -1,13 +1,14 @@
 //! One conversion: the export, the import, and what copies and moves need of both sides.
 
-use crate::alive;
 use crate::batch::Batch;
-use crate::fill::order_after;
+use crate::ordering::{self, alive};
 use crate::plan::{decide, landing};
+use crate::planted::is_left_behind;
 use crate::{
-    Access, Adapter, Device, DeviceKind, Export, Lease, Offer, Options, Order, Ordering, Plan, Profile, Result, Stream,
-    plan,
+    Access, Adapter, Consumer, Device, DeviceKind, Export, Lease, Offer, Options, Order, Ordering, Plan, Profile,
+    Result, Stream, plan,
 };
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 /// The owner's stream, and the stream that waits for it.
@@ -19,6 +20,10 @@ pub(crate) struct Conversion<'a, F, T> {
     pub(crate) to: &'a dyn Adapter<Tensor = T>,
     /// What `to` has stated once: a plan, a copy and an offer must mean the same profile, whatever it states later.
     pub(crate) profile: &'a Profile,
+    /// The consumer of `to`, which is asked for it once as well.
+    pub(crate) consumer: &'a Arc<dyn Consumer>,
+    /// That of `from`, from the first use on.
+    pub(crate) producer: OnceCell<Arc<dyn Consumer>>,
     pub(crate) ordering: &'a Arc<dyn Ordering>,
     pub(crate) options: &'a Options,
     /// The batch that the tensor belongs to, if any.
@@ -29,35 +34,44 @@ impl<'a, F, T> Conversion<'a, F, T> {
     pub(crate) fn new(
         from: &'a dyn Adapter<Tensor = F>,
         to: &'a dyn Adapter<Tensor = T>,
+        (profile, consumer): (&'a Profile, &'a Arc<dyn Consumer>),
         ordering: &'a Arc<dyn Ordering>,
         options: &'a Options,
     ) -> Self {
-        Self { from, to, profile: to.profile(), ordering, options, batch: None }
+        Self { from, to, profile, consumer, producer: OnceCell::new(), ordering, options, batch: None }
     }
 
     /// Exports the tensor, and plans.
     pub(crate) fn export(&self, tensor: &F) -> Result<(Export, Plan)> {
         let exported = self.from.export(tensor)?.permuted(self.options.permute.as_ref())?;
         let path = plan(&exported, self.profile, self.options)?;
-        used(self.from, &exported);
+        used(&exported, || self.producer());
         // A target that keeps protected memory read-only needs no promise for it.
         let kept = exported.buffer().access() == Access::ReadOnly && self.profile.keeps_read_only;
         Ok((if self.options.read_only && !kept { exported.promised() } else { exported }, path))
+    }
+
+    /// Returns the consumer of `from`.
+    pub(crate) fn producer(&self) -> &Arc<dyn Consumer> {
+        self.producer.get_or_init(|| self.from.consumer())
     }
 
     /// Orders the consumer's stream after the owner's, and imports the memory.
     pub(crate) fn import(&self, exported: Export, copied: bool) -> Result<(T, Streams)> {
         let device = self.landing(&exported);
         let exported = if copied { exported.fresh() } else { exported }.seen_on(device);
-        let consumer = self.to.consumer();
         // The host reads memory of the host, whatever stream a consumer names.
         let streams = exported.buffer().stream().is_some() && device.kind != DeviceKind::CPU;
-        let reader = if streams { consumer.current_stream(device)? } else { None };
+        let reader = if streams { self.consumer.current_stream(device)? } else { None };
         let ordered = order_after(self.ordering, &exported, reader, self.batch)?;
         let watch = self.options.watch && exported.buffer().access() == Access::Immutable;
         let exported = if watch { exported.watched() } else { exported };
-        let lease = Lease::new(exported, reader, copied, consumer, Arc::clone(self.ordering));
-        let offer = Offer::new(Batch::join(self.batch, lease), self.profile);
+        let lease = Lease::new(exported, reader, copied, Arc::clone(self.consumer), Arc::clone(self.ordering));
+        let lease = match self.batch {
+            Some(batch) => batch.join(lease),
+            None => lease,
+        };
+        let offer = Offer::new(lease, self.profile);
         Ok((self.to.import(offer)?, ordered))
     }
 
@@ -80,10 +94,35 @@ impl<'a, F, T> Conversion<'a, F, T> {
 
 /// Records the stream of an export in the views of its framework: the tensor may itself be a view of imported memory,
 /// whose owner must then wait for this use, a copy included.
-pub(crate) fn used<F>(from: &dyn Adapter<Tensor = F>, exported: &Export) {
+pub(crate) fn used<C: AsRef<dyn Consumer>>(exported: &Export, producer: impl FnOnce() -> C) {
     if let Some(stream) = exported.buffer().stream() {
-        let producer = from.consumer();
+        let producer = producer();
+        let producer = producer.as_ref();
         let keep = || producer.keep(exported.device(), stream);
-        alive::used(producer.views(), exported.device(), exported.buffer().address(), stream.on_any_thread(), keep);
+        ordering::used(producer.views(), exported.device(), exported.buffer().address(), stream.on_any_thread(), keep);
     }
+}
+
+/// Orders `reader` after the owner's stream. Where the reader has no stream and the owner has one, the host waits.
+/// Returns the two streams where they differ.
+pub(crate) fn order_after(
+    ordering: &Arc<dyn Ordering>,
+    exported: &Export,
+    reader: Option<Stream>,
+    batch: Option<&Batch>,
+) -> Result<Streams> {
+    let device = exported.buffer().device();
+    match (exported.buffer().stream(), reader) {
+        (Some(owner), Some(reader)) if owner != reader => {
+            match batch {
+                _ if is_left_behind("core_order_lost_by_failure") => (),
+                Some(batch) => batch.order(&**ordering, device, owner, reader)?,
+                None => alive(&**ordering).order(device, owner, reader)?,
+            }
+            return Ok(Some((owner, reader)));
+        }
+        (Some(owner), None) => alive(&**ordering).synchronize(device, owner)?,
+        _ => (),
+    }
+    Ok(None)
 }

@@ -1,15 +1,15 @@
 //! The ladder of copies: who makes the copy of a tensor, tried in order.
 
-use crate::alive::alive;
 use crate::conversion::{Conversion, Streams};
 use crate::fill::{fill, pending};
 use crate::fresh::{fresh_beside, prepare};
+use crate::ordering::alive;
 use crate::overlap::share_bytes;
-use crate::plan::{loses_read_only, moves_to, needed};
+use crate::plan::{landing, loses_read_only, moves_to, needed};
 use crate::planted::is_planted;
 use crate::{
-    Adapter, Advice, Device, DeviceKind, Dims, Error, ErrorKind, Export, Options, Order, Ordering, Result, Reuse,
-    host_copy,
+    Adapter, Advice, Consumer, Device, DeviceKind, Dims, Error, ErrorKind, Export, Options, Order, Ordering, Result,
+    Reuse, host_copy,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -61,10 +61,11 @@ pub fn copied_by<F, T>(
     ordering: &Arc<dyn Ordering>,
     options: &Options,
 ) -> CopiedBy {
-    if moves_to(exported.device(), to.profile(), options).is_some() {
+    let (profile, device) = (to.profile(), exported.device());
+    if moves_to(device, profile, options).is_some() {
         return CopiedBy::Move;
     }
-    let device = Conversion::new(from, to, ordering, options).landing(exported);
+    let device = landing(device, profile, options.requested()).unwrap_or(device);
     // A tensor without elements takes no memory. It has as many dimensions: not every framework has others.
     let none = Dims::from_elem(0, exported.layout().shape().len().max(1));
     // SAFETY: the tensors have no elements.
@@ -73,7 +74,7 @@ pub fn copied_by<F, T>(
             || from.empty(exported.device(), exported.dtype(), &none, Order::RowMajor).is_ok()
     };
     let copies = ordering.copies().is_some() && pending(exported).is_some();
-    if to.profile().owns_memory {
+    if profile.owns_memory {
         return CopiedBy::filling(device);
     }
     if copies && has_memory { CopiedBy::filling(device) } else { CopiedBy::Producer }
@@ -115,7 +116,7 @@ impl<F, T> Conversion<'_, F, T> {
     /// The ordering's copies fill fresh memory of the consumer, which is the result.
     fn by_ordering_into_consumer(&self, exported: Export) -> Result<Rung<Copied<T>>> {
         let (memory, device) = (exported.device(), self.landing(&exported));
-        let filled = self.by_ordering_into(self.to, exported.seen_on(device))?;
+        let filled = self.by_ordering_into(self.to, self.consumer, exported.seen_on(device))?;
         Ok(match filled {
             Ok((copy, _, ordered)) => Ok((copy, ordered, CopiedBy::filling(device))),
             Err(exported) => Err(exported.seen_on(memory)),
@@ -125,7 +126,7 @@ impl<F, T> Conversion<'_, F, T> {
     /// The ordering's copies fill fresh memory of the producer, of which the consumer imports a view.
     fn by_ordering_into_producer(&self, exported: Export) -> Result<Rung<Copied<T>>> {
         let device = exported.device();
-        let copy = match self.by_ordering_into(self.from, exported)? {
+        let copy = match self.by_ordering_into(self.from, self.producer(), exported)? {
             Ok((_, copy, _)) => copy,
             Err(exported) => return Ok(Err(exported)),
         };
@@ -138,6 +139,7 @@ impl<F, T> Conversion<'_, F, T> {
     fn by_ordering_into<X>(
         &self,
         side: &dyn Adapter<Tensor = X>,
+        consumer: &Arc<dyn Consumer>,
         exported: Export,
     ) -> Result<Rung<(X, Export, Streams)>> {
         // Before anything is allocated: a consumer may have memory only for one copy.
@@ -147,7 +149,7 @@ impl<F, T> Conversion<'_, F, T> {
         match self.fresh_of(side, exported.device(), &exported)? {
             Some((fresh, target)) if !share_bytes(&target, &exported) => {
                 prepare(&target, self.ordering);
-                let filled = fill(exported, &target, side.consumer(), self.ordering, self.batch)?;
+                let filled = fill(exported, &target, Arc::clone(consumer), self.ordering, self.batch)?;
                 Ok(filled.map(|ordered| (fresh, target, ordered)))
             }
             _ => Ok(Err(exported)),
@@ -213,11 +215,11 @@ impl<F, T> Conversion<'_, F, T> {
             return Ok(Err(exported));
         }
         let elements = (exported.dtype(), exported.layout().shape());
-        let target = match fresh_beside((self.to, self.profile), self.ordering, device, elements, self.order()) {
+        let target = match fresh_beside((self.profile, self.consumer), self.ordering, device, elements, self.order()) {
             Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(Err(exported)),
             target => target?,
         };
-        let ordered = match fill(exported, &target, self.to.consumer(), self.ordering, self.batch)? {
+        let ordered = match fill(exported, &target, Arc::clone(self.consumer), self.ordering, self.batch)? {
             Ok(ordered) => ordered,
             Err(exported) => return Ok(Err(exported)),
         };

@@ -3,9 +3,9 @@
 use crate::batch::Batch;
 use crate::cast::Change;
 use crate::clash::{Clash, repeated};
-use crate::conversion::{Streams, used};
+use crate::conversion::{Streams, order_after, used};
 use crate::copy_into::{Sides, release, uncopied};
-use crate::fill::{flips, order_after};
+use crate::fill::flips;
 use crate::host_copy::copy_by_loop;
 use crate::moved::{Moving, Route, unmovable};
 use crate::planted::is_planted;
@@ -145,8 +145,8 @@ pub(crate) fn run<F, T>(
         pairs[indices[0]].to.overwritten_all(&targets).map_err(|failed| failed.among(&indices))?;
     }
     for (job, pair) in jobs.iter().zip(pairs) {
-        used(pair.from, &job.source);
-        used(pair.to, &job.target);
+        used(&job.source, || pair.from.consumer());
+        used(&job.target, || pair.to.consumer());
     }
     let (groups, moves) = grouped(&jobs, repeats);
     let mut jobs: Vec<Option<Job>> = jobs.into_iter().map(Some).collect();

@@ -48,16 +48,16 @@ pub fn copy_into<F, T>(
     let consumer = to.consumer();
     let Some(device) = device else {
         to.overwritten(out)?;
-        used(from, &source);
-        used(to, &target);
+        used(&source, || from.consumer());
+        used(&target, || to.consumer());
         let (ordered, target) = move_into(source, target, from.consumer(), ordering)?;
         release(target, consumer, ordering);
         return Ok(ordered);
     };
     apart(&source, &target)?;
     to.overwritten(out)?;
-    used(from, &source);
-    used(to, &target);
+    used(&source, || from.consumer());
+    used(&target, || to.consumer());
     let filled = fill_or_copy_by_loop(source, &target, Arc::clone(&consumer), ordering);
     release(target, consumer, ordering);
     filled?.map_err(|source| {
@@ -110,7 +110,7 @@ impl Sides {
 
 /// Returns a compact copy of a tensor that was exported, by its framework.
 fn packed<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, exported: &Export) -> Result<Export> {
-    used(from, exported);
+    used(exported, || from.consumer());
     from.export(&from.compact(tensor)?)
 }
 

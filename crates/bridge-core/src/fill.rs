@@ -1,37 +1,12 @@
 //! Fills memory that exists with the elements of an exported tensor.
 
-use crate::alive::alive;
 use crate::batch::Batch;
-use crate::planted::is_left_behind;
-use crate::{Consumer, DeviceKind, ErrorKind, Export, Lease, Ordering, Result, Stream, Strided};
+use crate::conversion::{Streams, order_after};
+use crate::{Consumer, DeviceKind, ErrorKind, Export, Lease, Ordering, Result, Strided};
 use std::sync::Arc;
 
-/// Orders `reader` after the owner's stream. Where the reader has no stream and the owner has one, the host waits.
-/// Returns the two streams where they differ.
-pub(crate) fn order_after(
-    ordering: &Arc<dyn Ordering>,
-    exported: &Export,
-    reader: Option<Stream>,
-    batch: Option<&Batch>,
-) -> Result<Option<(Stream, Stream)>> {
-    let device = exported.buffer().device();
-    match (exported.buffer().stream(), reader) {
-        (Some(owner), Some(reader)) if owner != reader => {
-            match batch {
-                _ if is_left_behind("core_order_lost_by_failure") => (),
-                Some(batch) => batch.order(&**ordering, device, owner, reader)?,
-                None => alive(&**ordering).order(device, owner, reader)?,
-            }
-            return Ok(Some((owner, reader)));
-        }
-        (Some(owner), None) => alive(&**ordering).synchronize(device, owner)?,
-        _ => (),
-    }
-    Ok(None)
-}
-
 /// What [`fill`] returns: the two streams that it ordered, where they differ, or the source as it was.
-pub(crate) type Filled = std::result::Result<Option<(Stream, Stream)>, Export>;
+pub(crate) type Filled = std::result::Result<Streams, Export>;
 
 /// Copies `source` into `target` by the [`Copies`](crate::Copies) of `ordering`, in the stream of `target`, with the
 /// deferred operations of both applied. That stream waits for the owner of `source` first, and the owner then waits

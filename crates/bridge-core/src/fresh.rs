@@ -1,10 +1,10 @@
 //! Fresh memory for copies: a framework's, or ours for a framework whose memory cannot be written from outside.
 
-use crate::alive;
 use crate::conversion::Conversion;
+use crate::ordering;
 use crate::{
-    Access, Adapter, Advice, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, Order, Ordering, Profile,
-    Result, Stream, host,
+    Access, Adapter, Advice, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Export, Layout, Order, Ordering,
+    Profile, Result, Stream, host,
 };
 use std::sync::Arc;
 
@@ -59,8 +59,8 @@ pub(crate) fn prepare(target: &Export, ordering: &Arc<dyn Ordering>) {
 ///
 /// [`ErrorKind::OutOfMemory`], those of [`Copies::allocate`](crate::Copies::allocate), and [`ErrorKind::CopyNeeded`]
 /// for a device without copies of the ordering, and where its memory is less aligned than the consumer wants it.
-pub(crate) fn fresh_beside<T>(
-    (to, profile): (&dyn Adapter<Tensor = T>, &Profile),
+pub(crate) fn fresh_beside(
+    (profile, consumer): (&Profile, &Arc<dyn Consumer>),
     ordering: &Arc<dyn Ordering>,
     device: Device,
     (dtype, shape): (DType, &[i64]),
@@ -76,9 +76,8 @@ pub(crate) fn fresh_beside<T>(
         let text = format!("neither {} nor the ordering can allocate writable memory on {device}", profile.name);
         Error::new(ErrorKind::CopyNeeded, text).advise(Advice::Copies)
     })?;
-    let consumer = to.consumer();
     let stream = consumer.current_stream(device)?.unwrap_or(Stream::LEGACY);
-    let buffer = alive::allocate(copies, device, layout.nbytes(), stream, consumer.keep(device, stream))?;
+    let buffer = ordering::allocate(copies, device, layout.nbytes(), stream, consumer.keep(device, stream))?;
     let exported = Export::new(dtype, layout, buffer)?;
     if exported.layout().numel() > 0 && !exported.data().is_multiple_of(alignment) {
         let text = format!(

@@ -1,7 +1,7 @@
 //! Leases that return their memory together.
 
-use crate::alive::{Alive, alive};
-use crate::leak::{Unordered, released};
+use crate::ordering::{Alive, alive};
+use crate::ordering::{Unordered, released};
 use crate::planted::is_planted;
 use crate::sync::{AtomicUsize, Mutex, MutexGuard};
 use crate::views::Used;

@@ -1,10 +1,9 @@
 //! Copies that are planned, together with the memory of both sides.
 
-use crate::alive;
 use crate::batch::Batch;
 use crate::copy_all::{Job, Launch, grouped};
-use crate::leak::leak;
 use crate::moved::Route;
+use crate::ordering::{self, Alive, alive, leak};
 use crate::planted::is_planted;
 use crate::{
     Access, Consumer, Device, ErrorKind, Export, Failed, Lease, Misfit, Ordering, Pair, Planned, Result, Stream,
@@ -97,7 +96,7 @@ impl Viewed {
     fn used(&self) -> bool {
         let Self { owner, device, address } = self;
         let Ok(Some(now)) = owner.now() else { return false };
-        alive::used(owner.consumer.views(), *device, *address, now, || owner.consumer.keep(*device, now)) > 0
+        ordering::used(owner.consumer.views(), *device, *address, now, || owner.consumer.keep(*device, now)) > 0
     }
 }
 
@@ -144,7 +143,8 @@ impl Held {
         let (places, routes) = grouped(&jobs, repeats);
         for (device, stream, copies) in places {
             let pieces: Vec<_> = copies.iter().map(|copy| jobs[*copy].piece()).collect();
-            let plan = ordering.copies().map_or(Ok(None), |known| alive::plan(known, device, &pieces, stream));
+            let plan =
+                ordering.copies().map_or(Ok(None), |known| ordering::plan_copies(known, device, &pieces, stream));
             let plan = plan.map_err(|failed| failed.among(&copies))?;
             let target = &jobs[copies[0]];
             let target = Owner::of(&target.target, &target.consumer);
@@ -178,8 +178,8 @@ impl Held {
         &self.jobs
     }
 
-    fn alive(&self) -> alive::Alive<'_> {
-        alive::alive(&*self.ordering)
+    fn alive(&self) -> Alive<'_> {
+        alive(&*self.ordering)
     }
 
     /// Makes the copies.

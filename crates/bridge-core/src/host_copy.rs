@@ -1,6 +1,7 @@
 //! Copies of host memory where no framework copies it.
 
-use crate::fill::{Filled, fill, flips, order_after};
+use crate::conversion::order_after;
+use crate::fill::{Filled, fill, flips};
 use crate::fresh::prepare;
 use crate::host::empty;
 use crate::planted::is_planted;

@@ -1,14 +1,18 @@
-//! The consumer's hold on an exported tensor, and the ordered return of its memory.
+//! The consumer's hold on an exported tensor, as it is offered and as it is accepted, and the ordered return of its memory.
 
-use crate::alive::alive;
 use crate::group::Group;
-use crate::leak::{Unordered, leased, released};
+use crate::ordering::alive;
+use crate::ordering::{Unordered, leased, released};
 use crate::planted::{is_left_behind, is_planted};
 use crate::views::Used;
-use crate::{Access, Consumer, DType, Device, ErrorKind, Export, Layout, Ordering, Result, Reuse, Stream};
+use crate::{
+    Access, Consumer, DType, Device, Error, ErrorKind, Export, Layout, Options, Ordering, Profile, Result, Reuse,
+    Stream, plan,
+};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 use std::sync::Arc;
 use std::thread;
 
@@ -99,11 +103,6 @@ impl Lease {
         let Ordered { owner, reader, .. } = self.ordered.as_ref()?;
         let (device, reader) = (self.exported().buffer().device(), reader.clone()?);
         Some(Arc::new(Group::new(device, *owner, reader, Arc::clone(&self.ordering))))
-    }
-
-    /// Returns the consumer whose work the drop orders; `None` for memory that is ready at any time.
-    pub(crate) fn consumer(&self) -> Option<&Arc<dyn Consumer>> {
-        self.ordered.as_ref().map(|_| &self.consumer)
     }
 
     pub(crate) fn exported(&self) -> &Export {
@@ -291,5 +290,76 @@ impl Drop for Lease {
 impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Lease({:?})", self.exported)
+    }
+}
+
+/// An exported tensor that a framework may take: what [`Adapter::import`](crate::Adapter::import) receives.
+///
+/// It becomes a [`Lease`], which names the memory, only by [`accept`](Self::accept). Safe code can pass an offer to the
+/// import of an adapter that it was not made for; `accept` refuses it there. Dropping an offer returns the memory, as
+/// dropping a lease does.
+#[derive(Debug)]
+#[must_use = "dropping an offer returns the memory: accept it"]
+pub struct Offer<'a> {
+    lease: Lease,
+    /// The profile that the tensor fits.
+    planned_for: &'a Profile,
+    trusted: bool,
+}
+
+impl<'a> Offer<'a> {
+    /// The tensor was planned for this profile, which it fits in place.
+    pub(crate) fn new(lease: Lease, planned_for: &'a Profile) -> Self {
+        Self { lease, planned_for, trusted: false }
+    }
+
+    /// Returns the lease, if the tensor fits `profile` in place, and the lease returns its memory after the work of
+    /// `consumer`. An import calls it first, with the profile and the consumer of its adapter.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`plan`](plan()) without a copy, and [`ErrorKind::Argument`] for an offer to another consumer. The memory
+    /// is then returned.
+    pub fn accept<C: Consumer + ?Sized>(self, profile: &Profile, consumer: &Arc<C>) -> Result<Lease> {
+        let Self { lease, planned_for, trusted } = self;
+        if trusted {
+            return Ok(lease);
+        }
+        // It is borrowed, so the same address is the same profile.
+        if !ptr::eq(planned_for, profile) {
+            plan(lease.exported(), profile, &Options::in_place())?;
+        }
+        // A lease on memory that is ready at any time orders nothing.
+        if lease.ordered.is_none() || ptr::addr_eq(Arc::as_ptr(&lease.consumer), Arc::as_ptr(consumer)) {
+            return Ok(lease);
+        }
+        let text = format!("the tensor was offered to another consumer than that of {}: call transfer", profile.name);
+        Err(Error::new(ErrorKind::Argument, text))
+    }
+
+    /// Returns the same offer, which [`accept`](Self::accept) does not check. For an adapter that wraps another one and
+    /// states another profile or consumer in its name.
+    ///
+    /// # Safety
+    ///
+    /// The adapter that accepts the offer takes such a tensor in place, and the consumer that the offer was made to names
+    /// the streams and has the views of the consumer of that adapter.
+    pub unsafe fn trusted(self) -> Self {
+        Self { trusted: true, ..self }
+    }
+
+    /// Returns the element type.
+    pub fn dtype(&self) -> DType {
+        self.lease.dtype()
+    }
+
+    /// Returns the shape, the strides and the offset.
+    pub fn layout(&self) -> &Layout {
+        self.lease.layout()
+    }
+
+    /// Returns the device that the memory is on, as the consumer sees it.
+    pub fn device(&self) -> Device {
+        self.lease.device()
     }
 }

@@ -71,12 +71,10 @@ macro_rules! debug_fields {
 
 mod adapter;
 mod advice;
-mod alive;
 mod batch;
 mod buffer;
 mod cast;
 mod clash;
-mod consumer;
 mod conversion;
 mod copied;
 mod copies;
@@ -95,7 +93,6 @@ mod held;
 mod host;
 mod host_copy;
 mod layout;
-mod leak;
 mod lease;
 mod moved;
 mod order;
@@ -113,34 +110,30 @@ pub mod poison;
 mod prepared;
 mod profile;
 mod protected;
-mod spans;
-mod stream;
 mod sync;
 mod transfer;
 mod views;
 
-pub use adapter::{Adapter, COPY_ALIGNMENT, Offer};
+pub use adapter::{Adapter, COPY_ALIGNMENT};
 pub use advice::Advice;
 #[doc(hidden)]
 pub use advice::python;
 pub use buffer::{Access, Allocation, DeviceBuffer, Export, Memory, Reuse};
 pub use cast::Cast;
-pub use consumer::Consumer;
 pub use copied::{CopiedBy, copied_by};
 pub use copies::{Copies, Piece, Planned, Strided};
 pub use copy_all::{Misfit, copy_all};
 pub use copy_into::{copied_into_by, copy_into};
-pub use device::{Device, DeviceKind, ParseDeviceError};
+pub use device::{Device, DeviceKind, ParseDeviceError, Stream};
 pub use dtype::{DType, ParseDTypeError};
 pub use error::{Error, ErrorKind, Result};
 pub use failed::Failed;
 pub use host::HostMemory;
 pub use layout::Layout;
-pub use leak::{Stats, stats};
-pub use lease::Lease;
+pub use lease::{Lease, Offer};
 
 pub use order::{Dims, MAX_NDIM, Order};
-pub use ordering::{Deferred, Flush, HostOnly, Ordering};
+pub use ordering::{Deferred, Flush, HostOnly, Ordering, Stats, stats};
 pub use output::{Output, output};
 pub use overlap::{overlap, repeats};
 pub use owner::Owner;
@@ -151,10 +144,8 @@ pub use plan::{Options, Plan, Reason, plan};
 pub use prepared::Prepared;
 pub use profile::{Profile, Strides};
 pub use protected::{Imported, Protected};
-pub use spans::Spans;
-pub use stream::Stream;
 #[cfg(shuttle)]
 #[doc(hidden)]
 pub use sync::explore;
 pub use transfer::{Transfer, transfer, transfer_all};
-pub use views::{Keep, Views};
+pub use views::{Consumer, Keep, Spans, Views};

@@ -1,12 +1,12 @@
 //! Moves of tensors between devices.
 
-use crate::alive::alive;
 use crate::batch::Batch;
 use crate::cast::Change;
 use crate::conversion::{Conversion, Streams};
 use crate::fill::flips;
 use crate::fresh::fresh_beside;
-use crate::leak::leak;
+use crate::ordering::alive;
+use crate::ordering::leak;
 use crate::{
     Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Export, Failed, Lease, Ordering, Piece, Result,
     Stream, Strided,
@@ -21,12 +21,12 @@ impl<F, T> Conversion<'_, F, T> {
         self.batch.iter().for_each(|batch| batch.disorder());
         copies.reaches(exported.device()).and_then(|()| copies.reaches(device))?;
         if let Some((fresh, target)) = self.fresh_of(self.to, device, &exported)? {
-            let (ordered, _) = move_into(exported, target, self.from.consumer(), self.ordering)?;
+            let (ordered, _) = move_into(exported, target, Arc::clone(self.producer()), self.ordering)?;
             return Ok((fresh, ordered, CopiedBy::Move));
         }
         let (dtype, shape) = (exported.dtype(), exported.layout().shape());
-        let target = fresh_beside((self.to, self.profile), self.ordering, device, (dtype, shape), self.order())?;
-        let (ordered, target) = move_into(exported, target, self.from.consumer(), self.ordering)?;
+        let target = fresh_beside((self.profile, self.consumer), self.ordering, device, (dtype, shape), self.order())?;
+        let (ordered, target) = move_into(exported, target, Arc::clone(self.producer()), self.ordering)?;
         let (result, _) = self.import(target, true)?;
         Ok((result, ordered, CopiedBy::Move))
     }

@@ -1,7 +1,25 @@
-//! The trait that orders work between streams.
+//! The trait that orders work between streams, its calls for streams that are alive, and memory that is leaked because a
+//! reader could not be ordered.
+//!
+//! A [`Stream`] is a handle, which safe code can keep longer than its framework keeps the stream. So the methods of
+//! [`Ordering`] that take one are unsafe, as are [`Copies::plan`], [`Copies::allocate`] and [`Views::used`]. In this crate they are
+//! safe, because only this crate can call them: no public function passes on a stream that its caller names. Each
+//! stream that the crate passes here comes from one of these, which keeps it alive during the call, and for what the
+//! call leaves pending:
+//!
+//! - A [`DeviceBuffer`] that the crate holds: its implementer promises that the stream is not destroyed before it is
+//!   dropped.
+//! - A [`Consumer`](crate::Consumer), asked in the same function: its implementer promises that the stream which it names
+//!   is alive then, and those that it was asked to keep longer.
+//! - A [`Used`](crate::views::Used), which has the value that keeps the stream. The attempts of [`Ordering::defer`] hold
+//!   it, or a value of that kind.
+//! - [`Stream::LEGACY`], which every device has.
 
-use crate::leak::Unordered;
-use crate::{Copies, Device, DeviceBuffer, Error, ErrorKind, Result, Stream};
+use crate::{
+    Copies, Device, DeviceBuffer, Error, ErrorKind, Export, Failed, Keep, Piece, Planned, Result, Stream, Views,
+};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Orders work between streams. Implemented with CUDA events, and by the simulated device of the conformance suite.
 ///
@@ -153,5 +171,161 @@ unsafe impl Ordering for HostOnly {
     /// Leaks the buffer, and counts it: without a driver the state of the stream is unknown, and reuse would be unsafe.
     unsafe fn release_later(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
         drop(Unordered::new(buffer));
+    }
+}
+
+/// The methods of an ordering that take streams.
+#[derive(Clone, Copy)]
+pub(crate) struct Alive<'a>(&'a dyn Ordering);
+
+/// Returns the methods of an ordering, for streams that are alive.
+pub(crate) fn alive(ordering: &dyn Ordering) -> Alive<'_> {
+    Alive(ordering)
+}
+
+impl Alive<'_> {
+    /// As [`Ordering::order`].
+    pub(crate) fn order(self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+        // SAFETY: the streams of this crate are alive, as the module says.
+        unsafe { self.0.order(device, earlier, later) }
+    }
+
+    /// As [`Ordering::order_across`].
+    pub(crate) fn order_across(self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.0.order_across(earlier, later) }
+    }
+
+    /// As [`Ordering::synchronize`].
+    pub(crate) fn synchronize(self, device: Device, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.0.synchronize(device, stream) }
+    }
+
+    /// As [`Ordering::is_captured`].
+    pub(crate) fn is_captured(self, device: Device, stream: Stream) -> Option<bool> {
+        // SAFETY: as above.
+        unsafe { self.0.is_captured(device, stream) }
+    }
+
+    /// As [`Ordering::defer`], for an attempt that holds the buffers of the stream, or what keeps it.
+    pub(crate) fn defer(self, device: Device, stream: Stream, attempt: Deferred) {
+        // SAFETY: the streams of this crate are alive as long as what the attempt holds, as the module says.
+        unsafe { self.0.defer(device, stream, attempt) }
+    }
+
+    /// As [`Ordering::release_later`].
+    pub(crate) fn release_later(self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        // SAFETY: as above.
+        unsafe { self.0.release_later(device, stream, buffer) }
+    }
+
+    /// As [`Ordering::release_all_later`].
+    pub(crate) fn release_all_later(self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        // SAFETY: as above.
+        unsafe { self.0.release_all_later(device, stream, buffers) }
+    }
+
+    /// As [`Ordering::release_after_all_work`], for the stream of the buffer itself.
+    pub(crate) fn release_after_all_work(self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        // SAFETY: the stream is that of the buffer, and by the contract of `DeviceBuffer` alive until it is dropped.
+        unsafe { self.0.release_after_all_work(device, stream, buffer) }
+    }
+}
+
+/// As [`Copies::plan`].
+pub(crate) fn plan_copies(
+    copies: &dyn Copies,
+    device: Device,
+    pieces: &[Piece<'_>],
+    stream: Option<Stream>,
+) -> Result<Option<Box<dyn Planned>>, Failed> {
+    // SAFETY: the stream is that of the targets, whose exports the caller holds.
+    unsafe { copies.plan(device, pieces, stream) }
+}
+
+/// As [`Copies::allocate`], for the stream of a consumer that was asked to `keep` it.
+pub(crate) fn allocate(
+    copies: &dyn Copies,
+    device: Device,
+    nbytes: usize,
+    stream: Stream,
+    keep: Option<Keep>,
+) -> Result<Box<dyn DeviceBuffer>> {
+    // SAFETY: by the contract of `Consumer` the stream is alive as long as `keep`, or as the process.
+    unsafe { copies.allocate(device, nbytes, stream, keep) }
+}
+
+/// As [`Views::used`], for a stream of a consumer that `keep` asks to keep it.
+pub(crate) fn used(
+    views: &Views,
+    device: Device,
+    address: usize,
+    stream: Stream,
+    keep: impl FnOnce() -> Option<Keep>,
+) -> usize {
+    // SAFETY: by the contract of `Consumer` the stream is alive as long as what `keep` returns, or as the process.
+    unsafe { views.used(device, address, stream, keep) }
+}
+
+static LEASED: AtomicU64 = AtomicU64::new(0);
+static RELEASED: AtomicU64 = AtomicU64::new(0);
+static LEAKED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts of leases in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Leases made.
+    pub leased: u64,
+    /// Leases dropped.
+    pub released: u64,
+    /// Dropped leases whose memory is leaked, because a reader could not be ordered before its reuse: for example a
+    /// view was used on a stream that is being captured into a graph.
+    pub leaked: u64,
+}
+
+/// Returns the counts of this process: `leased - released` leases are alive.
+pub fn stats() -> Stats {
+    // Released first: a lease dropped between the two reads must not make the difference negative.
+    let released = RELEASED.load(Relaxed);
+    Stats { leased: LEASED.load(Relaxed), released, leaked: LEAKED.load(Relaxed) }
+}
+
+/// Counts a lease that is made.
+pub(crate) fn leased() {
+    LEASED.fetch_add(1, Relaxed);
+}
+
+/// Counts leases whose memory has been returned, or leaked.
+pub(crate) fn released(leases: usize) {
+    RELEASED.fetch_add(leases as u64, Relaxed);
+}
+
+/// Memory that a reader may still use. Dropping it, as error paths do, leaks the memory and counts the leak.
+pub(crate) struct Unordered(ManuallyDrop<Box<dyn DeviceBuffer>>);
+
+impl Unordered {
+    pub(crate) fn new(buffer: Box<dyn DeviceBuffer>) -> Self {
+        Self(ManuallyDrop::new(buffer))
+    }
+
+    /// Returns the buffer. The owner's stream waits for its readers now.
+    pub(crate) fn into_ordered(mut self) -> Box<dyn DeviceBuffer> {
+        // SAFETY: the box is taken once, because `self` is forgotten right away.
+        let buffer = unsafe { ManuallyDrop::take(&mut self.0) };
+        std::mem::forget(self);
+        buffer
+    }
+}
+
+/// Leaks the memory of an exported tensor, which work without an order may still use, and counts the leak.
+pub(crate) fn leak(exported: Export) {
+    drop(Unordered::new(exported.into_buffer()));
+}
+
+impl Drop for Unordered {
+    fn drop(&mut self) {
+        LEAKED.fetch_add(1, Relaxed);
     }
 }

@@ -54,7 +54,7 @@ pub fn output<'a, T>(
     {
         return Ok(Output { to, profile, ordering, tensor: Some(tensor), exported });
     }
-    let exported = fresh_beside((to, profile), ordering, device, (dtype, shape), Order::RowMajor)?;
+    let exported = fresh_beside((profile, &to.consumer()), ordering, device, (dtype, shape), Order::RowMajor)?;
     // No other tensor shares the memory.
     plan(&exported, profile, &Options { copy: Some(false), read_only: true, ..Options::default() })?;
     Ok(Output { to, profile, ordering, tensor: None, exported })
@@ -97,9 +97,10 @@ impl<T> Output<'_, T> {
         let Self { to, profile, ordering, tensor, exported } = self;
         match tensor {
             Some(tensor) => Ok(tensor),
-            None => Ok(Conversion { profile, ..Conversion::new(to, to, ordering, &Options::default()) }
-                .import(exported, true)?
-                .0),
+            None => {
+                let (consumer, options) = (to.consumer(), Options::default());
+                Ok(Conversion::new(to, to, (profile, &consumer), ordering, &options).import(exported, true)?.0)
+            }
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Copies of many tensors that are made again and again: checked and planned once.
 
-use crate::alive;
 use crate::cast::Change;
 use crate::conversion::Streams;
 use crate::copy_all::{Job, Plan, export, grouped, repeats, run};
 use crate::held::{Held, are_steady};
+use crate::ordering;
 use crate::{Device, Error, ErrorKind, Export, Failed, Layout, Misfit, Ordering, Pair};
 use std::sync::Arc;
 
@@ -116,7 +116,7 @@ impl Prepared {
     pub unsafe fn copy_held(&self) -> Result<(), Misfit> {
         match &self.copies {
             Copies::Held(held) => held.copy(),
-            Copies::Again { .. } => panic!("the streams of these tensors are known only by their exports"),
+            Copies::Again { .. } => panic!("the streams of these tensors are known by their exports alone"),
         }
     }
 }
@@ -131,7 +131,8 @@ impl Copies {
         let mut plans = Vec::new();
         for (device, stream, pieces) in grouped(jobs, repeats).0 {
             let views: Vec<_> = pieces.iter().map(|job| jobs[*job].piece()).collect();
-            let planned = ordering.copies().map_or(Ok(None), |copies| alive::plan(copies, device, &views, stream));
+            let planned =
+                ordering.copies().map_or(Ok(None), |copies| ordering::plan_copies(copies, device, &views, stream));
             if let Some(copies) = planned.map_err(|failed| failed.among(&pieces))? {
                 plans.push(Plan { pieces, copies });
             }

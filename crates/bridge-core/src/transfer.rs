@@ -60,7 +60,8 @@ pub fn transfer<F, T>(
     ordering: &Arc<dyn Ordering>,
     options: &Options,
 ) -> Result<(T, Transfer)> {
-    let conversion = Conversion::new(from, to, ordering, options);
+    let consumer = to.consumer();
+    let conversion = Conversion::new(from, to, (to.profile(), &consumer), ordering, options);
     finish(&conversion, conversion.export(tensor)?, tensor)
 }
 
@@ -80,8 +81,9 @@ pub fn transfer_all<F, T>(
     options: &Options,
 ) -> Result<Vec<(T, Transfer)>, Failed> {
     let batch = Batch::of(tensors.len());
-    let profile = to.profile();
-    let conversion = |from| Conversion { from, to, profile, ordering, options, batch: Some(&batch) };
+    let (profile, consumer) = (to.profile(), to.consumer());
+    let conversion =
+        |from| Conversion { batch: Some(&batch), ..Conversion::new(from, to, (profile, &consumer), ordering, options) };
     let failed = |index| {
         move |error| {
             planted::failed();
@@ -90,15 +92,17 @@ pub fn transfer_all<F, T>(
     };
     let mut exported = Vec::with_capacity(tensors.len());
     for (index, (from, tensor)) in tensors.iter().enumerate() {
-        exported.push(conversion(*from).export(tensor).map_err(failed(index))?);
+        let conversion = conversion(*from);
+        let export = conversion.export(tensor).map_err(failed(index))?;
+        exported.push((conversion, export));
     }
     if is_planted("core_batch_planned_by_first") {
-        let first = exported.first().map(|(_, plan)| *plan);
-        exported.iter_mut().for_each(|(_, plan)| *plan = first.unwrap_or(*plan));
+        let first = exported.first().map(|(_, (_, plan))| *plan);
+        exported.iter_mut().for_each(|(_, (_, plan))| *plan = first.unwrap_or(*plan));
     }
     let mut results = Vec::with_capacity(tensors.len());
-    for (index, ((from, tensor), exported)) in tensors.iter().zip(exported).enumerate() {
-        results.push(finish(&conversion(*from), exported, tensor).map_err(failed(index))?);
+    for (index, ((_, tensor), (conversion, exported))) in tensors.iter().zip(exported).enumerate() {
+        results.push(finish(&conversion, exported, tensor).map_err(failed(index))?);
     }
     if is_planted("core_batch_swapped") && results.len() > 1 {
         results.swap(0, 1);

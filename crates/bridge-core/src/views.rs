@@ -1,10 +1,13 @@
-//! The live views of a framework, and the streams that they are used on.
+//! The live views of a framework by their addresses, the streams that they are used on, and the part of a framework that
+//! has them ([`Consumer`]).
 
 use crate::planted::is_planted;
 use crate::sync::{AtomicUsize, Mutex, MutexGuard};
-use crate::{Device, Spans, Stream};
+use crate::{Device, Result, Stream};
 use smallvec::SmallVec;
-use std::ops::Range;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry::Occupied;
+use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 
@@ -143,119 +146,162 @@ impl Views {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::alive::used;
+/// The part of an importing framework that a lease needs at its end. It outlives every view.
+///
+/// # Safety
+///
+/// Core gives the streams that a consumer names to the driver, and the owner of memory gets it back once they have done
+/// the work that they hold then. So this is true: the stream that [`current_stream`](Self::current_stream) returns is alive
+/// until the operation of core that asked for it has ended; the framework uses views in no other stream than [`current_stream`](Self::current_stream) names and
+/// those that are recorded in [`views`](Self::views), or [`uses_other_streams`](Self::uses_other_streams) says so; a
+/// stream that [`keep`](Self::keep) has been asked for lives as long as its value, or as the process; and
+/// [`exports_in_current_stream`](Self::exports_in_current_stream) is not true of a tensor with its own stream.
+pub unsafe trait Consumer: Send + Sync {
+    /// Returns the stream into which the framework would put work for `device` now, on this thread. `None` for memory
+    /// that the framework reads on the host, and while the interpreter shuts down, when the stream is unknown.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the framework.
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>>;
 
-    const GPU: Device = Device::cuda(0);
-    // SAFETY: no driver sees this stream.
-    const A: Stream = unsafe { Stream::from_handle(0xa0) };
-    // SAFETY: no driver sees this stream.
-    const B: Stream = unsafe { Stream::from_handle(0xb0) };
-
-    fn recorded(streams: Vec<Used>) -> Vec<Stream> {
-        streams.iter().map(|used| used.stream).collect()
+    /// Returns a value that keeps `stream` from being destroyed: one that [`current_stream`](Self::current_stream)
+    /// returned, or that a tensor of the framework was exported in, which is alive during the call. A view may outlive the
+    /// stream it was made under, and waiting for a destroyed stream crashes the driver. `None` for streams that live as
+    /// long as the process.
+    fn keep(&self, device: Device, stream: Stream) -> Option<Keep> {
+        let _ = (device, stream);
+        None
     }
 
-    #[test]
-    fn a_use_reaches_every_view_of_the_address() {
-        let views = Views::default();
-        let (whole, part) = (0x1000..0x1100, 0x1040..0x1050);
-        for bytes in [&whole, &whole, &part] {
-            views.enter(GPU, bytes);
-        }
-        views.enter(Device::cuda(1), &whole);
-        assert_eq!(used(&views, GPU, 0x1044, A, || None), 3);
-        assert_eq!(used(&views, GPU, 0x1050, B, || None), 2);
-        assert_eq!(used(&views, GPU, 0x1100, B, || None), 0, "the byte after the last");
-        assert_eq!(recorded(views.leave(GPU, &part)), [A]);
-        assert_eq!(recorded(views.leave(GPU, &whole)), [A, B]);
-        assert_eq!(recorded(views.leave(GPU, &whole)), [A, B]);
-        assert_eq!((used(&views, GPU, 0x1044, A, || None), views.len()), (0, 1));
-        assert_eq!(recorded(views.leave(Device::cuda(1), &whole)), []);
-        assert!(views.is_empty());
+    /// Returns whether every tensor of the framework is exported in the stream that is current for its device then. Then
+    /// copies that are made again and again ([`Prepared`](crate::Prepared)) ask for that stream instead of an export. The
+    /// default is `false`: a tensor may have its own stream.
+    fn exports_in_current_stream(&self) -> bool {
+        false
     }
 
-    #[test]
-    fn addresses_in_the_same_views_are_told_from_others() {
-        let views = Views::default();
-        // More than a list has, so that some are in classes.
-        let ranges = [0x1000..0x1100, 0x1040..0x1050, 0x1000..0x1080, 0x1010..0x1020, 0x1015..0x1016, 0x1070..0x1090];
-        ranges.iter().for_each(|bytes| views.enter(GPU, bytes));
-        for one in 0x0ff0..0x1110 {
-            let inside =
-                |address| ranges.iter().filter(move |bytes| bytes.contains(&address)).cloned().collect::<Vec<_>>();
-            let mut around = views.around(GPU, one).to_vec();
-            around.sort_by_key(|bytes| (bytes.start, bytes.end));
-            let mut expected = inside(one);
-            expected.sort_by_key(|bytes| (bytes.start, bytes.end));
-            assert_eq!(around, expected);
-            for other in [one + 1, 0x1017, 0x1050] {
-                assert_eq!(views.around(GPU, one) == views.around(GPU, other), inside(one) == inside(other));
-            }
-            assert!(views.around(Device::cuda(1), one).is_empty());
-        }
+    /// Returns whether views may be used in streams that neither [`current_stream`](Self::current_stream) nor a record in
+    /// [`views`](Self::views) names, as by a library that is known only by a protocol. The memory of a view then also
+    /// waits for all work that the device has when the view is dropped.
+    fn uses_other_streams(&self) -> bool {
+        false
     }
 
-    #[test]
-    fn a_handle_used_again_is_kept_although_it_was_noted_raw_before() {
-        let views = Views::default();
-        views.enter(GPU, &(0x1000..0x1100));
-        let keep: Keep = Arc::new(());
-        used(&views, GPU, 0x1000, A, || None);
-        used(&views, GPU, 0x1000, A, || Some(keep.clone()));
-        used(&views, GPU, 0x1000, A, || Some(keep.clone()));
-        assert_eq!(Arc::strong_count(&keep), 2, "it is kept, once");
-        drop(views.leave(GPU, &(0x1000..0x1100)));
-        assert_eq!(Arc::strong_count(&keep), 1);
+    /// The framework's live views of imported memory.
+    fn views(&self) -> &Views;
+}
+
+/// Consumer without streams: for export-only sources, and for frameworks whose tensors are in host memory.
+// SAFETY: memory of the host has no streams. An adapter with streams has another consumer.
+unsafe impl Consumer for Views {
+    fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
+        Ok(None)
     }
 
-    #[test]
-    fn a_handle_that_nothing_keeps_is_noted_once() {
-        let views = Views::default();
-        views.enter(GPU, &(0x1000..0x1100));
-        for _ in 0..3 {
-            used(&views, GPU, 0x1000, A, || None);
-        }
-        assert_eq!(recorded(views.leave(GPU, &(0x1000..0x1100))), [A]);
-    }
-
-    #[test]
-    fn a_use_that_is_known_asks_for_no_keep() {
-        let views = Views::default();
-        views.enter(GPU, &(0x1000..0x1100));
-        let keep: Keep = Arc::new(());
-        let use_of = |address| {
-            let mut asked = false;
-            let kept = || {
-                asked = true;
-                Some(keep.clone())
-            };
-            (used(&views, GPU, address, A, kept), asked)
-        };
-        assert_eq!([use_of(0x1000), use_of(0x1000)], [(1, true), (1, false)]);
-        views.enter(GPU, &(0x1000..0x1010));
-        assert_eq!([use_of(0x1000), use_of(0x1000)], [(2, true), (2, false)], "one of the two had no record");
-        assert_eq!(use_of(0x2000), (0, false));
-    }
-
-    #[test]
-    fn a_keep_may_use_the_views_itself() {
-        let views = Views::default();
-        views.enter(GPU, &(0x1000..0x1100));
-        let reentered = || {
-            used(&views, GPU, 0x1000, B, || None);
-            None
-        };
-        assert_eq!(used(&views, GPU, 0x1000, A, reentered), 1);
-    }
-
-    #[test]
-    fn views_of_no_bytes_have_no_address() {
-        let views = Views::default();
-        views.enter(GPU, &(0x1000..0x1000));
-        assert_eq!((used(&views, GPU, 0x1000, A, || None), views.len()), (0, 0));
-        assert!(views.leave(GPU, &(0x1000..0x1000)).is_empty());
+    fn views(&self) -> &Views {
+        self
     }
 }
+
+/// Number of classes: one for each bit of a length.
+const CLASSES: usize = usize::BITS as usize;
+
+/// Number of entries outside the classes. A program with few live views allocates nothing for them.
+const FEW: usize = 4;
+
+/// A place and a range.
+type Key<P> = (P, usize, usize);
+
+/// Values by place, such as a device, and range of addresses. Ranges may overlap.
+///
+/// The first few entries are in a list. The others are in classes by the highest bit of their length, so a range of
+/// class `k` that contains an address starts less than `2^(k+1)` before it. A look-up visits the list, and only such
+/// neighbours of the address in the classes that are not empty.
+#[derive(Debug)]
+pub struct Spans<P, T> {
+    few: SmallVec<[(Key<P>, T); FEW]>,
+    classes: [BTreeMap<Key<P>, T>; CLASSES],
+    /// Bit set of the classes that are not empty.
+    occupied: usize,
+}
+
+impl<P, T> Default for Spans<P, T> {
+    fn default() -> Self {
+        Self { few: SmallVec::new(), classes: [const { BTreeMap::new() }; CLASSES], occupied: 0 }
+    }
+}
+
+/// Returns the class of a range; `None` for an empty range.
+fn class(bytes: &Range<usize>) -> Option<usize> {
+    Some(bytes.end.checked_sub(bytes.start)?.checked_ilog2()? as usize)
+}
+
+impl<P: Copy + Ord, T> Spans<P, T> {
+    /// Returns the value for this range, after inserting the default if there is none. `None` for an empty range.
+    pub fn enter(&mut self, place: P, bytes: &Range<usize>) -> Option<&mut T>
+    where
+        T: Default,
+    {
+        let (class, key) = (class(bytes)?, (place, bytes.start, bytes.end));
+        if let Some(at) = self.place_of(&key) {
+            return Some(&mut self.few[at].1);
+        }
+        if self.few.len() < FEW && !self.classes[class].contains_key(&key) {
+            self.few.push((key, T::default()));
+            return self.few.last_mut().map(|(_, value)| value);
+        }
+        self.occupied |= 1 << class;
+        Some(self.classes[class].entry(key).or_default())
+    }
+
+    /// Returns where the list has this key.
+    fn place_of(&self, key: &Key<P>) -> Option<usize> {
+        self.few.iter().position(|(known, _)| known == key)
+    }
+
+    /// Removes and returns the value for this range if `is_last` returns `true` for it.
+    pub fn leave(&mut self, place: P, bytes: &Range<usize>, is_last: impl FnOnce(&mut T) -> bool) -> Option<T> {
+        let (class, key) = (class(bytes)?, (place, bytes.start, bytes.end));
+        if let Some(at) = self.place_of(&key) {
+            return is_last(&mut self.few[at].1).then(|| self.few.swap_remove(at).1);
+        }
+        let Occupied(mut entry) = self.classes[class].entry(key) else { return None };
+        let removed = is_last(entry.get_mut()).then(|| entry.remove());
+        if self.classes[class].is_empty() {
+            self.occupied &= !(1 << class);
+        }
+        removed
+    }
+
+    /// Calls `visit` with every range that contains the address, and its value. The order depends only on the ranges
+    /// that are there.
+    pub fn containing(&mut self, place: P, address: usize, mut visit: impl FnMut(Range<usize>, &mut T)) {
+        let covers = |(at, start, end): &Key<P>| *at == place && (*start..*end).contains(&address);
+        let few = self.few.iter_mut().filter(|(key, _)| covers(key));
+        few.for_each(|((_, start, end), value)| visit(*start..*end, value));
+        let mut occupied = self.occupied;
+        while occupied != 0 {
+            let class = occupied.trailing_zeros() as usize;
+            occupied &= occupied - 1;
+            let near = Self::near(place, address, class);
+            let nearby = self.classes[class].range_mut(near);
+            let nearby = nearby.filter(|((_, _, end), _)| *end > address);
+            nearby.for_each(|((_, start, end), value)| visit(*start..*end, value));
+        }
+    }
+
+    /// Returns the keys of this class whose ranges may contain the address.
+    fn near(place: P, address: usize, class: usize) -> RangeInclusive<Key<P>> {
+        let farthest = usize::MAX >> (CLASSES - 1 - class);
+        (place, address.saturating_sub(farthest), 0)..=(place, address, usize::MAX)
+    }
+
+    /// Returns whether there is no range.
+    pub fn is_empty(&self) -> bool {
+        self.few.is_empty() && self.occupied == 0
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -88,7 +88,7 @@ unsafe impl Adapter for Relay {
     }
 
     fn import(&self, offer: Offer) -> Result<Option<Owner>> {
-        Ok(Some(offer.accept(self)?.into()))
+        Ok(Some(offer.accept(&self.profile, &self.consumer)?.into()))
     }
 }
 

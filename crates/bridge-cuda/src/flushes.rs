@@ -135,7 +135,7 @@ mod tests {
         }
 
         fn import(&self, offer: Offer) -> Result<Option<Lease>> {
-            Ok(Some(offer.accept(self)?))
+            Ok(Some(offer.accept(&self.profile, &self.views)?))
         }
 
         fn compact(&self, _: &Option<Lease>) -> Result<Option<Lease>> {

@@ -2,6 +2,7 @@
 
 use crate::context::Devices;
 use crate::driver::{Context, Driver, Failure, Function, Grid, Outcome, RELAXED, error};
+use crate::ordering::cuda;
 use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -71,7 +72,7 @@ impl Kernels {
     /// `stream` is alive and belongs to `device`.
     pub unsafe fn launch<P: Copy>(&self, device: Device, stream: Stream, launch: Launch, parameter: &P) -> Result<()> {
         // SAFETY: the caller's promises.
-        unsafe { self.launch_on(crate::cuda()?.devices(), device, stream, launch, parameter) }
+        unsafe { self.launch_on(cuda()?.devices(), device, stream, launch, parameter) }
     }
 
     /// As [`launch`](Self::launch), over any driver.

@@ -50,22 +50,15 @@ pub use copy::{Cut, Cuts, Tick, Trial, ticking};
 pub use driver::{HANDLE, Handle};
 pub use launch::{Kernels, Launch};
 pub use memory::{Event, Link};
+pub use ordering::ordering_with;
 pub use pointer::Located;
 pub use sharing::{Opened, Outlet, Sharing, Signal, Transport};
 pub use words::Words;
 
-use bridge_core::{Copies, Deferred, Device, DeviceBuffer, Error, Flush, HostOnly, Ordering, Result, Stream};
+use bridge_core::{Device, Ordering, Result, Stream};
 use driver::Driver as _;
-use library::Cuda;
-use ordering::CudaOrdering;
-use std::sync::{Arc, LazyLock, OnceLock};
-
-static CUDA: OnceLock<Result<Arc<CudaOrdering<Cuda>>>> = OnceLock::new();
-
-fn cuda() -> Result<&'static Arc<CudaOrdering<Cuda>>> {
-    let load = || Cuda::load(library::NAME).map(|(driver, count)| Arc::new(CudaOrdering::new(driver, count)));
-    CUDA.get_or_init(load).as_ref().map_err(|error| Error::new(error.kind(), error.to_string()))
-}
+use ordering::{cuda, used};
+use std::sync::{Arc, LazyLock};
 
 /// Checks that there is a driver and a device.
 ///
@@ -85,76 +78,8 @@ pub fn device_count() -> usize {
 /// Returns the ordering of this process: over CUDA events, with the copies of [`Copier`]. The first call of one of its
 /// methods loads CUDA; the methods fail where CUDA is not [`available`], except copies on the host.
 pub fn ordering() -> &'static Arc<dyn Ordering> {
-    static ORDERING: LazyLock<Arc<dyn Ordering>> = LazyLock::new(|| Arc::new(OfProcess(&Copier)));
+    static ORDERING: LazyLock<Arc<dyn Ordering>> = LazyLock::new(|| ordering_with(&Copier));
     &ORDERING
-}
-
-/// Returns the same ordering with other copies, such as a wrapper of [`Copier`].
-pub fn ordering_with(copies: &'static dyn Copies) -> Arc<dyn Ordering> {
-    Arc::new(OfProcess(copies))
-}
-
-struct OfProcess(&'static dyn Copies);
-
-#[deny(clippy::missing_trait_methods)]
-// SAFETY: it orders by events of the driver, or returns its error, and drops buffers after them.
-unsafe impl Ordering for OfProcess {
-    unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
-        cuda()?.order(device, earlier, later)
-    }
-
-    unsafe fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
-        cuda()?.order_across(earlier, later)
-    }
-
-    unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        match cuda() {
-            Ok(cuda) => cuda.release_later(device, stream, buffer),
-            // SAFETY: the caller's promise.
-            Err(_) => unsafe { HostOnly.release_later(device, stream, buffer) },
-        }
-    }
-
-    unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-        match cuda() {
-            Ok(cuda) => cuda.release_all_later(device, stream, buffers),
-            // SAFETY: the caller's promise.
-            Err(_) => unsafe { HostOnly.release_all_later(device, stream, buffers) },
-        }
-    }
-
-    unsafe fn release_after_all_work(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        match cuda() {
-            Ok(cuda) => cuda.release_after_all_work(device, stream, buffer),
-            // SAFETY: the caller's promise.
-            Err(_) => unsafe { HostOnly.release_later(device, stream, buffer) },
-        }
-    }
-
-    unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
-        cuda().ok()?.is_captured(device, stream)
-    }
-
-    fn flush_later(&self, flush: Flush) {
-        match cuda() {
-            Ok(cuda) => cuda.flush_later(flush),
-            Err(_) => flush(),
-        }
-    }
-
-    unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
-        cuda()?.synchronize(device, stream)
-    }
-
-    unsafe fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
-        if let Ok(cuda) = cuda() {
-            cuda.defer(device, stream, attempt);
-        }
-    }
-
-    fn copies(&self) -> Option<&dyn Copies> {
-        Some(self.0)
-    }
 }
 
 /// Returns the device and the allocation of an address; `None` for host memory that CUDA does not know.
@@ -279,11 +204,6 @@ pub fn pending_releases() -> usize {
 /// when.
 pub fn leaked() -> usize {
     used().map_or(0, |cuda| cuda.releases().leaked())
-}
-
-/// Returns the ordering if it has been used, without initialising CUDA.
-fn used() -> Option<&'static CudaOrdering<Cuda>> {
-    CUDA.get()?.as_ref().ok().map(|cuda| &**cuda)
 }
 
 #[cfg(test)]

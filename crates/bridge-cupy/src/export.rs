@@ -23,8 +23,8 @@ pub(crate) fn export(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Export> 
     let bytes = layout.extent_at(address, None)?;
     let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
     let stream = if is_planted("cupy_stream_mistaken") { Stream::LEGACY } else { stream };
-    let reuse = probe(py, reuse(runtime, &memory, stream)).map_err(|error| raised(py, error))?;
-    let reuse = reuse.unwrap_or(Reuse::Unknown);
+    let reuse = reuse(runtime, &memory, stream).or_else(|error| Ok(probe(py, Err(error))?.unwrap_or(Reuse::Unknown)));
+    let reuse = reuse.map_err(|error| raised(py, error))?;
     let kept = runtime.consumer.keep_current(py, device, stream).map_err(|error| raised(py, error))?;
     let owner = (PyOwner::new(array), kept);
     let (device, access) = (Device::cuda(device), Access::ReadWrite);

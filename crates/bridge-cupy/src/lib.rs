@@ -5,12 +5,10 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod arenas;
 mod export;
 mod import;
 mod native;
 mod runtime;
-mod streams;
 
 use bridge_core::{Adapter, Consumer, DType, Device, Error, Export, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, Fingerprint, PyAdapter, PyTensor, framework_error};
@@ -55,7 +53,7 @@ unsafe impl<'py> Adapter for CuPy<'py> {
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
-        import::wrap(self.py, self.runtime, offer.accept(self)?)
+        import::wrap(self.py, self.runtime, offer.accept(&self.runtime.profile, &self.runtime.consumer)?)
     }
 
     fn compact(&self, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {

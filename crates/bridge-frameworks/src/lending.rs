@@ -64,7 +64,7 @@ unsafe impl<'py> Adapter for Lending<'py> {
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
         let py = self.tensor.py();
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&PROFILE, &self.consumer)?;
         let ready = self.consumer.current_stream(lease.device())?;
         let terms = Terms {
             borrower: Arc::clone(&self.consumer),

@@ -26,8 +26,6 @@ mod lending;
 #[cfg(feature = "python")]
 mod loan;
 #[cfg(feature = "python")]
-mod objects;
-#[cfg(feature = "python")]
 mod origin;
 #[cfg(feature = "python")]
 mod protocol;
@@ -40,15 +38,13 @@ mod tensor;
 mod unsupported;
 
 #[cfg(feature = "python")]
-pub use adapters::AnyAdapter;
+pub use adapters::{AnyAdapter, adapter_of, borrow, seen, source_of};
 #[cfg(feature = "python")]
 pub use borrower::Named;
 #[cfg(feature = "python")]
 pub use lending::Lending;
 #[cfg(feature = "python")]
 pub use loan::Loan;
-#[cfg(feature = "python")]
-pub use objects::{adapter_of, borrow, seen, source_of};
 #[cfg(feature = "python")]
 pub use protocol::{Protocol, is_bridge_error};
 pub use table::Framework;

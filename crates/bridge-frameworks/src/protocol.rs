@@ -351,7 +351,7 @@ unsafe impl<'py> Adapter for Protocol<'py> {
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
         let (py, from_dlpack) = (self.like.py(), self.importer()?);
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&PROFILE, &READER)?;
         let ready = READER.current_stream(lease.device())?;
         from_dlpack
             .call1((Loan::new(lease, ready, None, None),))

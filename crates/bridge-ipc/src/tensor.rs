@@ -207,7 +207,7 @@ unsafe impl Adapter for Ipc {
     }
 
     fn import(&self, offer: Offer) -> Result<IpcTensor> {
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&self.profile, &self.consumer)?;
         let (data, dtype, layout) = (lease.data(), lease.dtype(), lease.layout().clone());
         let (device, access) = (lease.device(), lease.access());
         let stream = self.consumer.current_stream(device)?;

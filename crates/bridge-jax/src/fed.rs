@@ -130,7 +130,7 @@ unsafe impl Adapter for Feeds {
     }
 
     fn import(&self, offer: Offer<'_>) -> Result<Feed> {
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&self.profile, &self.runtime.consumer)?;
         let overwritten = self.overwritten.lock().unwrap_or_else(PoisonError::into_inner).take();
         let overwritten = overwritten.ok_or_else(|| misused("this adapter imports one tensor"))?;
         Ok(Feed::new(lease, overwritten))

@@ -71,7 +71,7 @@ unsafe impl<'py> Adapter for JAX<'py> {
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
-        import::wrap(self.py, self.runtime, offer.accept(self)?)
+        import::wrap(self.py, self.runtime, offer.accept(self.profile, &self.runtime.consumer)?)
     }
 
     fn compact(&self, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {

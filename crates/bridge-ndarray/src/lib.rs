@@ -136,7 +136,7 @@ unsafe impl Adapter for NdArray {
     }
 
     fn import(&self, offer: Offer) -> Result<HostArray> {
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&self.profile, &self.views)?;
         // No other tensor shares a copy.
         let is_own = !self.profile.takes_mutable && lease.is_copy();
         let access = if is_own { Access::Immutable } else { lease.access() };

@@ -67,7 +67,7 @@ unsafe impl<'py> Adapter for NumPy<'py> {
         if is_planted("numpy_memory_leaked") {
             std::mem::forget(vec![1_u8; 4096]);
         }
-        import::wrap(self.py, self.runtime, offer.accept(self)?)
+        import::wrap(self.py, self.runtime, offer.accept(&self.runtime.profile, &self.runtime.consumer)?)
     }
 
     fn compact(&self, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {

@@ -184,7 +184,7 @@ unsafe impl Adapter for Ort {
     }
 
     fn import(&self, offer: Offer) -> Result<Arc<DynTensor>> {
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&self.profile, &self.consumer)?;
         // The lease is ordered after the compute stream of its device.
         self.consumer.current_stream(lease.device())?;
         import::wrap(lease)

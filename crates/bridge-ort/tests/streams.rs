@@ -87,7 +87,7 @@ unsafe impl Adapter for Kernels {
     }
 
     fn import(&self, offer: Offer) -> Result<Option<Lease>> {
-        Ok(Some(offer.accept(self)?))
+        Ok(Some(offer.accept(&self.profile, &self.views)?))
     }
 
     fn compact(&self, _: &Option<Lease>) -> Result<Option<Lease>> {

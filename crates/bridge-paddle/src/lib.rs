@@ -61,7 +61,7 @@ unsafe impl<'py> Adapter for Paddle<'py> {
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
-        import::wrap(self.py, self.runtime, offer.accept(self)?)
+        import::wrap(self.py, self.runtime, offer.accept(&self.runtime.profile, &self.runtime.consumer)?)
     }
 
     fn overwritten(&self, tensor: &PyTensor<'py>) -> Result<()> {

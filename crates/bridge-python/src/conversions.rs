@@ -8,11 +8,11 @@ mod seen;
 
 use crate::debug::Owned;
 use crate::errors::into_python;
-use crate::frameworks::{AnyAdapter, Framework, not_a_capsule};
+use crate::frameworks::{self, AnyAdapter, Framework, not_a_capsule};
 use crate::immutable::Exposed;
 use crate::options::Keywords;
 use crate::ordering::ordering;
-use crate::progress;
+use crate::progress::{self, Shown};
 use crate::trace::{self, Call, Outcome};
 use crate::trees::{self, Leaf, Tree};
 use bridge_core::{
@@ -23,15 +23,17 @@ use bridge_ipc::{Leases, Message, Writing};
 use bridge_pyo3::{PyTensor, together};
 use pyo3::prelude::*;
 use seen::Seen;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 
 /// Converts a tensor, or each tensor of a tree, for a user: warns of results that let the user write to memory that its
 /// framework never changes.
 #[inline(always)]
 pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) -> PyResult<PyTensor<'py>> {
-    let exposed = Exposed::default();
+    let exposed = OnceCell::<Exposed>::new();
     let converted = run(x, to, keywords, Some(&exposed))?;
-    exposed.warn(x.py())?;
+    if let Some(exposed) = exposed.get() {
+        exposed.warn(x.py())?;
+    }
     Ok(converted)
 }
 
@@ -48,21 +50,30 @@ fn run<'py>(
     x: &PyTensor<'py>,
     to: Framework,
     keywords: Keywords<'_, 'py>,
-    exposed: Option<&Exposed>,
+    exposed: Option<&OnceCell<Exposed>>,
 ) -> PyResult<PyTensor<'py>> {
     let py = x.py();
+    let note =
+        |from: &dyn Adapter<Tensor = PyTensor<'py>>, to: &dyn Adapter<Tensor = PyTensor<'py>>, done: &Transfer| {
+            if let Some(exposed) = exposed.filter(|_| done.shares_immutable) {
+                exposed.get_or_init(Exposed::default).note(from, to);
+            }
+        };
     let convert = |call: Option<&Call>| {
         let (to, options, is_through_host) = (to.open(py)?, keywords.read()?, keywords.through_host()?);
         let options = options.with_watch(exposed.is_some());
-        match Tree::of(x)? {
+        // A class that was met before is that of a tensor.
+        let known = frameworks::seen(x).map(|framework| framework.open(py)).transpose()?;
+        let tree = if known.is_some() { None } else { Tree::of(x)? };
+        match tree {
             None => {
-                let from = trees::source_of(x)?;
+                let from = known.map_or_else(|| trees::source_of(x), Ok)?;
                 let x = keywords.detached(x)?;
                 let (converted, done) = match is_through_host {
                     true => through_host(call, &from, &to, &x, &options)?,
                     false => transferred(call, &*from, &*to, &x, &options)?,
                 };
-                exposed.iter().for_each(|exposed| exposed.note(&*from, &*to, &done));
+                note(&*from, &*to, &done);
                 Ok(converted)
             }
             Some(tree) => tree.map(x, |leaves| {
@@ -74,7 +85,7 @@ fn run<'py>(
                     let converted = leaves.iter().zip(&tensors).enumerate().map(|(index, ((from, _), tensor))| {
                         let converted = through_host(call, from, &to, tensor, &options);
                         let (converted, done) = converted.map_err(|error| Failed::new(index, error))?;
-                        exposed.iter().for_each(|exposed| exposed.note(&**from, &*to, &done));
+                        note(&**from, &*to, &done);
                         Ok(converted)
                     });
                     return converted.collect();
@@ -83,16 +94,17 @@ fn run<'py>(
                 let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
                     leaves.iter().zip(&tensors).map(|((from, _), tensor)| (&**from as _, tensor)).collect();
                 let converted = transferred_all(call, &leaves, &*to, &options)?;
-                if let Some(exposed) = exposed {
-                    leaves.iter().zip(&converted).for_each(|((from, _), (_, done))| exposed.note(*from, &*to, done));
-                }
+                leaves.iter().zip(&converted).for_each(|((from, _), (_, done))| note(*from, &*to, done));
                 Ok(converted.into_iter().map(|(tensor, _)| tensor).collect())
             }),
         }
     };
-    progress::shown(py, keywords.progress, || {
-        trace::call("convert", to.name(), convert).map_err(|error| into_python(py, error))
-    })
+    let shown = keywords.progress.map(|progress| Shown::begin(py, progress)).transpose()?;
+    let converted = trace::call("convert", || to.name(), convert).map_err(|error| into_python(py, error));
+    match shown {
+        None => converted,
+        Some(shown) => shown.end(converted),
+    }
 }
 
 /// Returns the bytes of the tensors that go to another device.
@@ -107,7 +119,13 @@ fn to_move<'py>(leaves: &[Leaf<'py>], to: Option<Device>) -> usize {
 /// Refuses memory of another process that has ended or has revoked the share. Without such memory in this process
 /// nothing is looked at.
 pub(crate) fn check(exported: &Export) -> Result<()> {
-    if bridge_ipc::is_leasing() { bridge_ipc::check(exported) } else { Ok(()) }
+    if is_leasing() { bridge_ipc::check(exported) } else { Ok(()) }
+}
+
+/// Returns whether this process has a lease of another one. Before it has opened a ticket that costs one relaxed load.
+#[inline(always)]
+fn is_leasing() -> bool {
+    trace::has_opened() && bridge_ipc::is_leasing()
 }
 
 /// Returns where the elements go again from the host; `None` where they are there already, or are to stay there.
@@ -165,6 +183,9 @@ pub(crate) fn transferred<F: Owned, T>(
     tensor: &F,
     options: &Options,
 ) -> Result<(T, Transfer)> {
+    if F::IS_SHARED {
+        trace::opened();
+    }
     match call {
         None if !may_be_gone::<F>() => bridge_core::transfer(from, to, tensor, ordering(), options),
         call => transfer_seen(call, from, to, tensor, options),
@@ -174,7 +195,7 @@ pub(crate) fn transferred<F: Owned, T>(
 /// Returns whether tensors of a source may lie in memory of another process that is gone.
 #[inline(always)]
 fn may_be_gone<F: Owned>() -> bool {
-    !F::IS_FRESH && bridge_ipc::is_leasing()
+    !F::IS_SHARED && is_leasing()
 }
 
 #[cold]
@@ -211,6 +232,9 @@ fn transferred_all<F: Owned, T>(
     options: &Options,
 ) -> Result<Vec<(T, Transfer)>, Failed> {
     let convert = |tensors: &[_]| bridge_core::transfer_all(tensors, to, ordering(), options);
+    if F::IS_SHARED {
+        trace::opened();
+    }
     if call.is_none() && !may_be_gone::<F>() {
         return convert(tensors);
     }

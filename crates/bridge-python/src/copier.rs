@@ -58,7 +58,7 @@ impl Copier {
             };
             done.map_err(|misfit| place(self.src.bind(py), self.out.bind(py), misfit))
         };
-        trace::call("copy", "", fill).map(|()| self.out.bind(py).clone()).map_err(|error| into_python(py, error))
+        trace::call("copy", || "", fill).map(|()| self.out.bind(py).clone()).map_err(|error| into_python(py, error))
     }
 
     /// Shows the garbage collector what the copier keeps: a tree may keep its copier.

@@ -99,6 +99,6 @@ pub(crate) fn copy<'py>(
         conversions::copy_all(call, &[pair], None).map_err(|misfit| of_target(out, misfit.error))
     };
     progress::shown(py, progress, || {
-        trace::call("copy", "", fill).map(|()| out.clone()).map_err(|error| into_python(py, error))
+        trace::call("copy", || "", fill).map(|()| out.clone()).map_err(|error| into_python(py, error))
     })
 }

@@ -26,19 +26,12 @@ const _: () = assert!(Framework::ALL.len() <= LOAN && Framework::ALL.len() * TAR
 pub(crate) struct Exposed(Cell<u128>);
 
 impl Exposed {
-    /// Notes a transfer to a framework.
-    #[inline(always)]
-    pub(crate) fn note<F, T>(&self, from: &dyn Adapter<Tensor = F>, to: &dyn Adapter<Tensor = T>, done: &Transfer) {
-        if done.shares_immutable {
-            self.note_framework(&from.profile().name, to);
-        }
-    }
-
+    /// Notes a transfer of immutable memory to a framework.
     #[cold]
-    fn note_framework<T>(&self, from: &str, to: &dyn Adapter<Tensor = T>) {
+    pub(crate) fn note<F, T>(&self, from: &dyn Adapter<Tensor = F>, to: &dyn Adapter<Tensor = T>) {
         let to = to.profile();
         if let Some(to) = number(&to.name).filter(|_| !to.keeps_read_only) {
-            self.enter(from, to);
+            self.enter(&from.profile().name, to);
         }
     }
 

@@ -77,7 +77,7 @@ fn jax_feed(x: &PyTensor<'_>) -> PyResult<Feed> {
         let (from, feeds) = (source(x)?, Feeds::new(py, overwritten(x))?);
         conversions::transfer(call, &*from, &feeds, x, &Options::in_place())
     };
-    trace::call("feed", Framework::JAX.name(), convert).map(Feed).map_err(|error| into_python(py, error))
+    trace::call("feed", || Framework::JAX.name(), convert).map(Feed).map_err(|error| into_python(py, error))
 }
 
 /// Returns what reports writes to `x`, which it keeps.

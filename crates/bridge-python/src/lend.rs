@@ -23,7 +23,7 @@ use pyo3::types::PyCapsule;
 ///     As for ``to_torch``.
 /// stream : stream or int, optional
 ///     The CUDA stream that the consumer will use the tensor in, as for ``record_stream``. The tensor is ready in it,
-///     and the memory is reused after it. Without it the tensor is ready in the current stream of its framework:
+///     and the memory is reused after it. Without it the tensor is ready in the current stream of its own framework:
 ///     each consumer waits for that in the stream that it names, and the memory is reused after all work that the device
 ///     has when the last view is dropped.
 /// copy : bool, optional
@@ -101,7 +101,7 @@ pub(crate) fn lend<'py>(
             Some(tree) => tree.map(x, |leaves| lend_each(call, leaves, named.as_ref(), keywords, &exposed)),
         }
     };
-    let loaned = trace::call("lend", "dlpack", lend).map_err(|error| into_python(x.py(), error))?;
+    let loaned = trace::call("lend", || "dlpack", lend).map_err(|error| into_python(x.py(), error))?;
     exposed.warn(x.py())?;
     Ok(loaned)
 }
@@ -136,7 +136,7 @@ pub(crate) fn lend_together<'py>(
         })?;
         Ok((loaned, loans, place))
     };
-    let loaned = trace::call("lend", "dlpack", lend).map_err(|error| into_python(arguments.py(), error))?;
+    let loaned = trace::call("lend", || "dlpack", lend).map_err(|error| into_python(arguments.py(), error))?;
     exposed.warn(arguments.py())?;
     Ok(loaned)
 }

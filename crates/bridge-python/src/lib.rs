@@ -33,7 +33,6 @@ mod tensorflow;
 mod tensorflow1;
 mod trace;
 mod trees;
-mod watch;
 
 use pyo3::prelude::*;
 

@@ -204,7 +204,7 @@ where
             then(&exporter, message.share(&exporter, time, tree)?)
         })
     };
-    trace::call("share", "ipc", share)
+    trace::call("share", || "ipc", share)
 }
 
 /// Shares tensors, for a ticket. ``tree`` is text for the process that opens it.
@@ -271,7 +271,7 @@ pub(crate) fn ipc_open<'py>(
         let converted = conversions::transfer_all(call, &leaves, &*to, &options);
         Ok((converted.map_err(|failed| at_leaf(py, tree.as_deref(), failed))?, tree))
     };
-    let (tensors, tree) = trace::call("open", "", open).map_err(|error| into_python(py, error))?;
+    let (tensors, tree) = trace::call("open", || "", open).map_err(|error| into_python(py, error))?;
     Ok((PyList::new(py, tensors)?, tree))
 }
 
@@ -303,7 +303,7 @@ pub(crate) fn ipc_empty<'py>(
         let options = Options::default().with_copy(Some(false));
         conversions::transfer_all(call, &leaves, &*to, &options).map_err(|failed| failed.error)
     };
-    let tensors = trace::call("empty", "ipc", empty).map_err(|error| into_python(py, error))?;
+    let tensors = trace::call("empty", || "ipc", empty).map_err(|error| into_python(py, error))?;
     PyList::new(py, tensors)
 }
 

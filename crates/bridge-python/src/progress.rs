@@ -163,14 +163,36 @@ pub(crate) fn shown<R>(
     body: impl FnOnce() -> PyResult<R>,
 ) -> PyResult<R> {
     let Some(progress) = progress else { return body() };
-    let is_silent = progress.cast::<PyBool>().is_ok_and(|shown| !shown.is_true());
-    let moves = Rc::new(Moves::new(is_silent));
-    if !is_silent {
-        moves.show(py, Some(progress))?;
+    let shown = Shown::begin(py, progress)?;
+    shown.end(body())
+}
+
+/// The progress of one call, from its begin to its end.
+pub(crate) struct Shown {
+    moves: Rc<Moves>,
+    around: Around,
+}
+
+impl Shown {
+    /// Shows the moves of this thread from now on, as the keyword asks.
+    ///
+    /// # Errors
+    ///
+    /// What the caller's function raises.
+    pub(crate) fn begin(py: Python<'_>, progress: &PyTensor<'_>) -> PyResult<Self> {
+        let is_silent = progress.cast::<PyBool>().is_ok_and(|shown| !shown.is_true());
+        let moves = Rc::new(Moves::new(is_silent));
+        if !is_silent {
+            moves.show(py, Some(progress))?;
+        }
+        Ok(Self { around: Around::enter(Some(Rc::clone(&moves))), moves })
     }
-    let around = Around::enter(Some(Rc::clone(&moves)));
-    let done = body();
-    drop(around);
-    let closed = moves.close();
-    moves.raised.take().map_or(closed, Err).and(done)
+
+    /// Returns what the call has done, or what the caller's function has raised.
+    pub(crate) fn end<R>(self, done: PyResult<R>) -> PyResult<R> {
+        let Self { moves, around } = self;
+        drop(around);
+        let closed = moves.close();
+        moves.raised.take().map_or(closed, Err).and(done)
+    }
 }

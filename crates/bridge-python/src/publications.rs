@@ -112,7 +112,7 @@ impl Publication {
             self.fill(call, &adapters, &tensors, &draft)?;
             py.detach(|| self.publication.announce(draft, tree)).map(drop)
         };
-        trace::call("copy", "ipc", update).map_err(|error| into_python(py, error))
+        trace::call("copy", || "ipc", update).map_err(|error| into_python(py, error))
     }
 
     /// Waits until no version is pending. Returns the newest; `None` after `time` seconds.
@@ -226,7 +226,7 @@ impl Subscription {
             locked(&self.state).version = version;
             Ok(Some(version))
         };
-        trace::call("copy", "", refresh).map_err(|error| into_python(py, error))
+        trace::call("copy", || "", refresh).map_err(|error| into_python(py, error))
     }
 
     /// The version that was copied last; 0 before the first.

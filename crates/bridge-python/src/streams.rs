@@ -3,7 +3,7 @@
 use crate::errors::{argument, into_python};
 use crate::frameworks::{not_a_capsule, source};
 use crate::trees::Tree;
-use crate::{debug, watch};
+use crate::{debug, trace};
 use bridge_core::{DeviceKind, Error, ErrorKind, Keep, Result, Stream};
 use bridge_pyo3::{PyOwner, PyTensor, brief_repr, framework_error, probe, type_name};
 use pyo3::prelude::*;
@@ -64,7 +64,7 @@ pub(crate) fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> P
             );
             return Err(Error::new(ErrorKind::Device, text));
         }
-        if watch::is_debugging() {
+        if trace::is_debugging() {
             debug::named(device, stream, &adapter.profile().name, keep(object));
         }
         // SAFETY: the object keeps its stream, and is kept; the caller keeps the stream of an external one and of a raw

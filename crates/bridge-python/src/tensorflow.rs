@@ -43,7 +43,7 @@ pub(crate) fn tensorflow_feed(
         let (from, edges) = (source(x)?, edges(py)?);
         conversions::transfer(call, &*from, &edges, x, &Options::default().with_copy(copy))
     };
-    trace::call("feed", Framework::TensorFlow.name(), convert).map(Feed).map_err(|error| into_python(py, error))
+    trace::call("feed", || Framework::TensorFlow.name(), convert).map(Feed).map_err(|error| into_python(py, error))
 }
 
 /// Takes the fetched tensor of a handle, as one of ``target``.
@@ -61,5 +61,5 @@ pub(crate) fn tensorflow_take<'py>(
         let fetched = py.detach(|| External::take(handle))?;
         conversions::transfer(call, &edges, &*to, &fetched, &Options::default()).inspect_err(|_| fetched.put_back())
     };
-    trace::call("take", "", convert).map_err(|error| into_python(py, error))
+    trace::call("take", || "", convert).map_err(|error| into_python(py, error))
 }

@@ -98,7 +98,7 @@ unsafe impl Adapter for Plain {
     }
 
     fn import(&self, offer: Offer) -> Result<View> {
-        Ok(View::Of(Box::new(offer.accept(self)?)))
+        Ok(View::Of(Box::new(offer.accept(&self.profile, &self.views)?)))
     }
 
     fn compact(&self, _: &View) -> Result<View> {

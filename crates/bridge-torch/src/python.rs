@@ -58,7 +58,7 @@ unsafe impl<'py> Adapter for Torch<'py> {
         if is_planted("torch_object_leaked") {
             std::mem::forget(PyList::empty(self.py));
         }
-        import::wrap(self.py, self.runtime, offer.accept(self)?)
+        import::wrap(self.py, self.runtime, offer.accept(&self.runtime.profile, &self.runtime.consumer)?)
     }
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {

@@ -41,7 +41,7 @@ misuse! {
     AnOfferIsAcceptedBeforeItsMemoryIsUsed:
         "use truebridge::{Adapter, Result, contract::Offer};
         fn import<A: Adapter>(adapter: &A, offer: Offer) -> Result<usize> {",
-        right: "Ok(offer.accept(adapter)?.data())",
+        right: "Ok(offer.accept(adapter.profile(), &adapter.consumer())?.data())",
         E0599: "Ok(offer.data())",
         "}";
     AViewIsDroppedWithItsLastUser:

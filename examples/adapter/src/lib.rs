@@ -91,7 +91,7 @@ unsafe impl Adapter for Matrices {
     }
 
     fn import(&self, offer: Offer) -> Result<Matrix> {
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&self.profile, &self.views)?;
         let [rows, columns] = two(lease.layout().shape())?;
         Ok(Matrix { address: lease.data(), rows, columns, _memory: Arc::new(lease) })
     }

@@ -402,7 +402,7 @@ unsafe impl Adapter for Office {
     fn import(&self, offer: Offer) -> Result<Item> {
         match self.refuses {
             true => Err(Error::new(ErrorKind::Framework, "planned")),
-            false => Ok(Item::Leased(offer.accept(self)?)),
+            false => Ok(Item::Leased(offer.accept(&self.profile, &self.side)?)),
         }
     }
 

@@ -161,7 +161,7 @@ unsafe impl Adapter for Broker<'_> {
     }
 
     fn import(&self, offer: Offer<'_>) -> Result<Option<ErrorKind>> {
-        let lease = match offer.accept(self.taker) {
+        let lease = match offer.accept(&self.taker.profile, &self.taker.consumer()) {
             Ok(lease) => lease,
             Err(error) => return Ok(Some(error.kind())),
         };

@@ -86,7 +86,7 @@ unsafe impl Adapter for Lends {
     }
 
     fn import(&self, offer: Offer<'_>) -> Result<Loan> {
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&PROFILE, &self.0)?;
         let ready = self.0.current_stream(lease.device())?;
         let (borrower, ordering) = (Arc::clone(&self.0), Arc::clone(&self.1));
         Ok(Loan::new(

@@ -95,7 +95,7 @@ unsafe impl Adapter for Feeding<'_> {
 
     fn import(&self, offer: Offer<'_>) -> Result<Feed> {
         let overwritten = self.0.1.lock().unwrap().take().expect("one tensor is fed");
-        Ok(Feed::new(offer.accept(self)?, overwritten))
+        Ok(Feed::new(offer.accept(&self.0.0, &self.1)?, overwritten))
     }
 }
 

@@ -1,12 +1,15 @@
-//! The path into Python ([`interpreter`](crate::interpreter)) in the terms of pyo3.
+//! The path into Python ([`interpreter`](crate::interpreter)) in the terms of pyo3: the GIL from any thread, owners that
+//! are dropped with it, and values that are made once with it.
 
-use crate::interpreter::{Functions, Object};
+use crate::interpreter::{Functions, Guarded, Object};
 use bridge_core::Lease;
 use pyo3::exceptions::PyImportError;
-use pyo3::ffi;
+use pyo3::ffi::{self, Py_DecRef, PyObject};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyCFunction;
 use std::ffi::{c_char, c_int, c_void};
+use std::ptr::NonNull;
 use std::sync::Once;
 
 // The same symbols as in `pyo3::ffi`, with the types of the table.
@@ -116,4 +119,89 @@ pub fn watch_for_exit(py: Python<'_>) {
         // Without `atexit` there is only the check of `Py_IsInitialized`.
         ONCE.call_once(|| drop(registered));
     }
+}
+
+/// A reference to a Python object that may be dropped on any thread, with or without the GIL ([`Guarded`]). Once the
+/// interpreter shuts down, the reference is leaked.
+///
+/// pyo3 defers the drop of a bare `Py` without the GIL until some thread enters Python through pyo3, which may be
+/// never.
+pub struct PyOwner {
+    object: Guarded<Reference>,
+}
+
+bridge_core::debug_fields!(impl[] PyOwner);
+
+impl PyOwner {
+    /// Takes another reference to `object`.
+    pub fn new(object: &Bound<'_, PyAny>) -> Self {
+        watch_for_exit(object.py());
+        let object = NonNull::new(object.clone().into_ptr()).expect("a bound object is not null");
+        Self { object: Guarded::new(Reference(object)) }
+    }
+
+    /// Returns another reference to the object.
+    pub fn bind<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
+        let Reference(object) = self.object.get();
+        // SAFETY: the reference is counted, and alive as long as this value.
+        unsafe { Bound::from_borrowed_ptr(py, object.as_ptr()) }
+    }
+}
+
+/// A counted reference. Its drop needs the GIL.
+struct Reference(NonNull<PyObject>);
+
+// SAFETY: the pointer is a counted reference, and it is used only with the GIL: `PyOwner` guards it.
+unsafe impl Send for Reference {}
+// SAFETY: as above; `PyOwner::bind` uses a shared `Reference` with the GIL.
+unsafe impl Sync for Reference {}
+
+impl Drop for Reference {
+    fn drop(&mut self) {
+        // SAFETY: the reference was taken in `PyOwner::new` and is released only here. The guard holds the GIL,
+        // because `new` has checked that the interpreter runs.
+        unsafe { Py_DecRef(self.0.as_ptr()) };
+    }
+}
+
+/// A lease as a Python object, for frameworks that keep the owner of imported memory as one.
+#[pyclass(frozen, module = "truebridge", name = "Lease")]
+#[derive(Debug)]
+pub struct LeaseOwner(Lease);
+
+impl LeaseOwner {
+    /// Wraps the lease.
+    pub fn new(lease: Lease) -> Self {
+        Self(lease)
+    }
+}
+
+#[pymethods]
+impl LeaseOwner {
+    fn __repr__(&self) -> String {
+        format!("<{:?}>", self.0)
+    }
+}
+
+/// Returns what a cell holds. The first call makes it.
+///
+/// Threads that come meanwhile make it as well, and the first one is kept. Waiting for another thread would never end in
+/// a child that is forked before that thread is done: the child does not have it.
+///
+/// # Errors
+///
+/// Those of `make`. The next call makes it again.
+#[inline]
+pub fn once<'a, T, E>(
+    py: Python<'_>,
+    cell: &'a PyOnceLock<T>,
+    make: impl FnOnce() -> Result<T, E>,
+) -> Result<&'a T, E> {
+    if let Some(known) = cell.get(py) {
+        return Ok(known);
+    }
+    let made = make()?;
+    // It may hold another by now. The GIL is held from here on, so no process is forked between the two calls.
+    let _ = cell.set(py, made);
+    Ok(cell.get(py).expect("one of the threads has set it"))
 }

@@ -8,8 +8,6 @@ mod exchange;
 mod gil;
 mod handlers;
 mod methods;
-mod once;
-mod owner;
 mod together;
 
 pub use borrowed::{Borrowed, without_pending};
@@ -20,10 +18,11 @@ pub use errors::{
     not_a_tensor, probe, type_name,
 };
 pub use exchange::exchange_table;
-pub use gil::{drop_guarded, drop_with_gil, refuse_subinterpreters, take_raised, watch_for_exit, with_gil};
+pub use gil::{
+    LeaseOwner, PyOwner, drop_guarded, drop_with_gil, once, refuse_subinterpreters, take_raised, watch_for_exit,
+    with_gil,
+};
 pub use methods::{call, is_instance};
-pub use once::once;
-pub use owner::{LeaseOwner, PyOwner};
 /// The crate `pyo3`, in the version that the adapters take.
 #[doc(no_inline)]
 pub use pyo3;

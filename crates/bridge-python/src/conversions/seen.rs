@@ -2,8 +2,7 @@
 
 use super::may_be_gone;
 use crate::debug::{self, Owned};
-use crate::trace::{Call, Facts, Outcome};
-use crate::watch::is_debugging;
+use crate::trace::{Call, Facts, Outcome, is_debugging};
 use bridge_core::{Adapter, Consumer, DType, Device, Export, Failed, Offer, Order, Profile, Result};
 use bridge_ipc::Leases;
 use std::cell::RefCell;

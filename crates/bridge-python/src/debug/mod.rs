@@ -9,7 +9,7 @@ mod last;
 mod streams;
 
 use crate::ordering::ordering;
-use crate::watch::{DEBUGGING, set};
+use crate::trace::{DEBUGGING, set};
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, Device, DeviceKind, Export, Keep, Memory, Result, Reuse, Stream, poison,
 };
@@ -22,8 +22,9 @@ use std::{ptr, slice};
 
 /// A tensor of a source, whose memory may be held until the end.
 pub(crate) trait Owned {
-    /// Whether the memory was made or opened for the call: then it is not gone.
-    const IS_FRESH: bool = false;
+    /// Whether the memory was opened for the call, or made for other processes: then it is not gone, but may be gone
+    /// before a tensor of a framework over it is converted.
+    const IS_SHARED: bool = false;
 
     /// Returns a keep-alive on its memory, if its framework can say whether that is the last.
     fn keep_alive(&self, framework: &str) -> PyResult<Option<KeepAlive>> {
@@ -39,7 +40,7 @@ impl Owned for PyTensor<'_> {
 }
 
 impl Owned for bridge_ipc::IpcTensor {
-    const IS_FRESH: bool = true;
+    const IS_SHARED: bool = true;
 }
 
 impl Owned for bridge_tensorflow::External {}

@@ -5,11 +5,53 @@
 
 mod table;
 
-use crate::{nvtx, watch};
+use crate::nvtx;
 use bridge_core::{Error, ErrorKind, Result};
 use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use table::{About, Converted, Table};
 pub(crate) use table::{Facts, Outcome, enter};
+
+/// Why transfers are looked at: some of [`TRACING`], [`DEBUGGING`] and [`OPENED`].
+static ON: AtomicU8 = AtomicU8::new(0);
+
+/// A trace is open.
+pub(crate) const TRACING: u8 = 1;
+/// `truebridge.debug` is on.
+pub(crate) const DEBUGGING: u8 = 2;
+/// A tensor of another process has become one of this process: its memory may be gone later.
+const OPENED: u8 = 4;
+
+/// Notes that a tensor of another process becomes one of this process.
+pub(crate) fn opened() {
+    set(OPENED, true);
+}
+
+/// Returns whether a tensor of another process has become one of this process.
+#[inline(always)]
+pub(crate) fn has_opened() -> bool {
+    ON.load(Relaxed) & OPENED != 0
+}
+
+/// Turns one of the flags on or off.
+pub(crate) fn set(flag: u8, on: bool) {
+    if on {
+        ON.fetch_or(flag, Relaxed)
+    } else {
+        ON.fetch_and(!flag, Relaxed)
+    };
+}
+
+/// Returns whether `truebridge.debug` is on.
+pub(crate) fn is_debugging() -> bool {
+    ON.load(Relaxed) & DEBUGGING != 0
+}
+
+/// Returns whether anything watches. Off, watching costs this one relaxed load.
+#[inline(always)]
+pub(crate) fn is_on() -> bool {
+    ON.load(Relaxed) & (TRACING | DEBUGGING) != 0
+}
 
 /// Nanoseconds of the clock of Python's `time.monotonic_ns`.
 fn now() -> u64 {
@@ -84,8 +126,12 @@ impl Call {
 
 /// Runs a call of the package, and records what it notes while a trace is open. Fails as `body` does.
 #[inline(always)]
-pub(crate) fn call<R>(operation: &'static str, to: &str, body: impl FnOnce(Option<&Call>) -> Result<R>) -> Result<R> {
-    let call = if watch::is_on() { Some(Call::begin(operation, to)) } else { None };
+pub(crate) fn call<R>(
+    operation: &'static str,
+    to: impl FnOnce() -> &'static str,
+    body: impl FnOnce(Option<&Call>) -> Result<R>,
+) -> Result<R> {
+    let call = if is_on() { Some(Call::begin(operation, to())) } else { None };
     // One place calls `body`, so that it is inlined.
     let done = body(call.as_deref());
     if let Some(call) = call {

@@ -1,7 +1,7 @@
 //! The events of the process, and who reads them.
 
+use super::{TRACING, set};
 use crate::nvtx;
-use crate::watch::{TRACING, set};
 use bridge_core::{CopiedBy, DType, Device, ErrorKind, Result, Stream, Transfer};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};

@@ -232,7 +232,7 @@ unsafe impl Adapter for Eager {
     }
 
     fn import(&self, offer: Offer) -> Result<EagerTensor> {
-        let lease = offer.accept(self)?;
+        let lease = offer.accept(&self.profile, &self.eager.runtime.consumer)?;
         let (code, place) = (dtypes::required(lease.dtype())?, self.devices.name_of(lease.device())?);
         let (shape, bytes) = (Dims::from(lease.layout().shape()), lease.compact_bytes());
         let owner = self.eager.runtime.consumer.protected.owner(lease);

@@ -52,7 +52,8 @@ unsafe impl<'py> Adapter for TensorFlow2<'py> {
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
-        import::wrap(self.py, self.process, offer.accept(self)?).map_err(|error| exhausted(self.py, error))
+        import::wrap(self.py, self.process, offer.accept(&self.process.profile, &self.runtime().consumer)?)
+            .map_err(|error| exhausted(self.py, error))
     }
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {

@@ -61,7 +61,7 @@ unsafe impl Adapter for GraphEdges {
     }
 
     fn import(&self, offer: Offer) -> Result<External> {
-        External::feed(self.0, offer.accept(self)?)
+        External::feed(self.0, offer.accept(&self.0.profile, &self.0.consumer)?)
     }
 
     fn compact(&self, tensor: &External) -> Result<External> {

@@ -122,7 +122,7 @@ unsafe impl Adapter for Tch {
     }
 
     fn import(&self, offer: Offer) -> Result<Tensor> {
-        import::wrap(self.runtime, offer.accept(self)?)
+        import::wrap(self.runtime, offer.accept(&self.runtime.profile, &self.runtime.consumer)?)
     }
 
     fn compact(&self, tensor: &Tensor) -> Result<Tensor> {

@@ -152,7 +152,7 @@ unsafe impl Adapter for Source {
     }
 
     fn import(&self, offer: Offer) -> Result<Tensor> {
-        wrap(self.tch.runtime, offer.accept(self)?)
+        wrap(self.tch.runtime, offer.accept(&self.profile, &self.consumer())?)
     }
 
     fn compact(&self, tensor: &Tensor) -> Result<Tensor> {
