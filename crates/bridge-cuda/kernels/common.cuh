@@ -34,12 +34,14 @@ struct Sides {
     u32 flips[4];
 };
 
-// For kernels that walk the target in its own order. `extra` is the kernel's own. `near`: all offsets fit into 32 bits.
+// For kernels that walk the target in its own order. `extra` and `joined` are the kernel's own. `near`: all offsets fit
+// into 32 bits. The source reaches from `low` to `high` bytes after its first unit.
 struct Flat {
     Sides sides;
-    i64 extra;
+    i64 extra, low, high;
     u32 items;
-    u16 ndim, near;
+    u16 ndim;
+    u8 near, joined;
     Dim dims[64];
 };
 

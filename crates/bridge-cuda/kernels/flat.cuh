@@ -116,12 +116,14 @@ template <typename Offset, typename Unit> __device__ __forceinline__ void turn(c
 
 // Rows of `extra` bytes that are contiguous on both sides, at any address. dims[0] counts the vectors of 16 bytes that
 // a row of the target touches.
-template <typename Offset, typename Unit> __device__ __forceinline__ void rows(const Flat &p) {
+template <typename Offset, typename Unit> __device__ __forceinline__ void apart(const Flat &p) {
     constexpr int EACH = 2;
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
     Window<Unit> windows[EACH];
     u32 row[EACH], vector[EACH];
     Offset from[EACH], to[EACH];
+    // Bytes of the row before the vector, with those of its first vector that are not the row's below zero.
+    i64 done[EACH];
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
         const u32 n = first + k * THREADS;
@@ -130,10 +132,61 @@ template <typename Offset, typename Unit> __device__ __forceinline__ void rows(c
     walk<true>(row, p.dims + 1, p.ndim - 1, from, to);
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
-        windows[k].clear();
-        if (first + k * THREADS < p.items) windows[k].read(p.sides.from + from[k], p.sides.to + to[k], p.extra, vector[k]);
+        done[k] = 16 * (i64)vector[k] - ((u64)(p.sides.to + to[k]) & 15);
+        if (first + k * THREADS >= p.items) done[k] = p.extra;
+        if (done[k] < p.extra) windows[k].read(p.sides.from + from[k] + done[k], p.sides.from + p.low, p.sides.from + p.high);
     }
     const u128 mask = flips<u128>(p.sides);
 #pragma unroll
-    for (int k = 0; k < EACH; ++k) windows[k].write(mask);
+    for (int k = 0; k < EACH; ++k)
+        if (done[k] < p.extra) store_part<Unit>(p.sides.to + to[k] + done[k], -done[k], p.extra - done[k], windows[k].item() ^ mask);
+}
+
+// Rows of dims[0] units, at least 16 bytes, that are contiguous in the source, for a target of `extra` units without gaps:
+// a vector of it has units of one row or of two.
+template <typename Offset, typename Unit> __device__ __forceinline__ void joined(const Flat &p) {
+    constexpr int EACH = 2, SIZE = sizeof(Unit), UNITS = 16 / SIZE;
+    const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x, before = (u32)(u64)p.sides.to % 16 / SIZE;
+    const u32 length = p.dims[0].length, units = (u32)p.extra;
+    const char *low = p.sides.from + p.low, *high = p.sides.from + p.high;
+    Window<Unit> windows[EACH], next[EACH];
+    // Units before the vector's first one, units of the vector before the target, and those before the next row.
+    u32 at[EACH], none[EACH], here[EACH], row[EACH], column[EACH];
+    Offset from[EACH], unused[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        const u32 begin = (first + k * THREADS) * UNITS;
+        at[k] = begin > before ? begin - before : 0, none[k] = begin > before ? 0 : before - begin;
+        row[k] = divide(at[k], p.dims[0]), column[k] = at[k] - row[k] * length, from[k] = 0, unused[k] = 0;
+        here[k] = length - column[k] + none[k];
+    }
+    u32 walked[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) walked[k] = row[k];
+    walk<false>(walked, p.dims + 1, p.ndim - 1, from, unused);
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        if (first + k * THREADS >= p.items) continue;
+        windows[k].read(p.sides.from + from[k] + ((i64)column[k] - none[k]) * SIZE, low, high);
+        if (here[k] < UNITS && at[k] + (here[k] - none[k]) < units) {
+            Offset below = -(Offset)here[k] * SIZE;
+            step(row[k] + 1, p.dims + 1, p.ndim - 1, below, unused[k]);
+            next[k].read(p.sides.from + below, low, high);
+        }
+    }
+    const u128 mask = flips<u128>(p.sides);
+    char *start = (char *)((u64)p.sides.to & ~15ull);
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        if (first + k * THREADS >= p.items) continue;
+        u128 item = windows[k].item();
+        if (here[k] < UNITS && at[k] + (here[k] - none[k]) < units) item = blend(item, next[k].item(), here[k] * SIZE);
+        const i64 end = ((i64)units - at[k] + none[k]) * SIZE;
+        store_part<Unit>(start + 16 * (i64)(first + k * THREADS), none[k] * SIZE, end, item ^ mask);
+    }
+}
+
+template <typename Offset, typename Unit> __device__ __forceinline__ void rows(const Flat &p) {
+    if (p.joined) joined<Offset, Unit>(p);
+    else apart<Offset, Unit>(p);
 }

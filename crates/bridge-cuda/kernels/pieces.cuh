@@ -11,19 +11,23 @@ template <typename Unit> __device__ __forceinline__ void pieces(const Pieces &p)
     constexpr int EACH = 2;
     const Piece piece = ((const Piece *)p.pieces)[p.owners[blockIdx.x]];
     const u32 begin = (blockIdx.x - piece.first) * SHARE, end = min(begin + SHARE, piece.items);
+    const i64 last = divide(piece.items - 1, piece.rows) * piece.rows.from;
+    const char *low = piece.from + min(last, 0ll), *high = piece.from + max(last, 0ll) + piece.nbytes;
 #pragma unroll 1
     for (u32 first = begin + threadIdx.x; first < end; first += THREADS * EACH) {
         Window<Unit> windows[EACH];
+        char *to[EACH];
+        i64 done[EACH];
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
-            const u32 n = first + k * THREADS;
-            windows[k].clear();
-            if (n >= end) continue;
-            const u32 row = divide(n, piece.rows), vector = n - row * piece.rows.length;
-            windows[k].read(piece.from + row * piece.rows.from, piece.to + row * piece.rows.to, piece.nbytes, vector);
+            const u32 n = first + k * THREADS, row = divide(n, piece.rows);
+            to[k] = piece.to + row * piece.rows.to;
+            done[k] = n < end ? 16 * (i64)(n - row * piece.rows.length) - ((u64)to[k] & 15) : piece.nbytes;
+            if (done[k] < piece.nbytes) windows[k].read(piece.from + row * piece.rows.from + done[k], low, high);
         }
 #pragma unroll
-        for (int k = 0; k < EACH; ++k) windows[k].write(make_uint4(0, 0, 0, 0));
+        for (int k = 0; k < EACH; ++k)
+            if (done[k] < piece.nbytes) store_part<Unit>(to[k] + done[k], -done[k], piece.nbytes - done[k], windows[k].item());
     }
 }
 

@@ -121,7 +121,8 @@ impl Uploaded {
 /// Those of [`copy_all`] before anything is launched, and [`ErrorKind::Captured`] in a captured stream.
 pub(crate) fn plan(device: Device, pieces: &[Piece<'_>], stream: Stream) -> Result<Box<dyn Planned>, Failed> {
     refuse_askew(pieces)?;
-    let (laid, others) = tables(pieces, 0);
+    // One copy is launched with its own parameters.
+    let (laid, others) = tables(pieces, if pieces.len() == 1 { usize::MAX } else { 0 });
     let owned = |index: usize| {
         let Piece { from, to, flips, cast } = pieces[index];
         Owned { index, from: (from.data, from.layout.clone()), to: (to.data, to.layout.clone()), flips, cast }

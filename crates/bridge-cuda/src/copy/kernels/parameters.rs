@@ -78,10 +78,15 @@ impl Group {
 pub(crate) struct Flat {
     pub sides: Sides,
     pub extra: i64,
+    /// Where the source begins and ends, in bytes after its first unit.
+    pub low: i64,
+    pub high: i64,
     pub items: u32,
     pub ndim: u16,
     /// Whether all offsets fit into 32 bits.
-    pub near: u16,
+    pub near: u8,
+    /// Whether rows are joined in a target without gaps.
+    pub joined: u8,
     pub dims: [Dim; Self::MOST],
 }
 
@@ -236,7 +241,7 @@ mod tests {
     fn sizes_are_those_of_the_structures_in_cuda() {
         // The sums of the fields in common.cuh, each aligned to its size.
         assert_eq!((size_of::<Dim>(), size_of::<Sides>(), size_of::<Group>()), (32, 32, 136));
-        assert_eq!(size_of::<Flat>(), 32 + 16 + 64 * 32);
+        assert_eq!(size_of::<Flat>(), 32 + 4 * 8 + 64 * 32);
         assert_eq!((size_of::<Piece>(), size_of::<Pieces>()), (3 * 8 + 2 * 4 + 32, 16));
         assert_eq!((size_of::<Cast>(), size_of::<Casts>()), (48, 16 + 48 + 64 * 32));
         assert_eq!(size_of::<Tile>(), 32 + 32 + 3 * 32 + 2 * 136 + 48 * 32);

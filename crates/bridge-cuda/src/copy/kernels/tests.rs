@@ -137,6 +137,26 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
+    /// Rows at any pitch and any address, whose order may be backwards, of a target without gaps and of one with them.
+    #[test]
+    fn rows_are_copied(
+        (planes, rows, row) in (1i64..4, 2i64..40, 1i64..140),
+        (gap, plane_gap, to_gap) in (0i64..9, 0i64..9, prop::sample::select(vec![0i64, 0, 1, 16])),
+        is_backwards in (any::<bool>(), any::<bool>()),
+        (beyond, size) in ((0usize..16, 0usize..16), prop::sample::select(vec![1usize, 2, 4])),
+        flips in prop::sample::select(vec![0u128, 0x80]),
+    ) {
+        let dtype = [DType::UINT8, DType::FLOAT16, DType::FLOAT32][size.trailing_zeros() as usize];
+        let sign = |is_backwards| if is_backwards { -1 } else { 1 };
+        let pitch = row + gap;
+        let strides = [sign(is_backwards.0) * (rows * pitch + plane_gap), sign(is_backwards.1) * pitch, 1];
+        let to_strides = [rows * (row + to_gap), row + to_gap, 1];
+        let side = |strides: &[i64]| layout(dtype, &[planes, rows, row], Some(strides));
+        let (from, to) = (side(&strides), side(&to_strides));
+        let beyond = (beyond.0 / size * size, beyond.1 / size * size);
+        check_flipped(&from, &to, beyond, flips << (8 * (size - 1)))?;
+    }
+
     /// Rows with any gaps on both sides, at any address, forwards and backwards.
     #[test]
     fn pixels_are_transposed(
@@ -199,7 +219,7 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     let rows = layout(DType::FLOAT64, &[16, 100], Some(&[101, 1]));
     assert_eq!(check(&rows, &layout(DType::FLOAT64, &[16, 100], None), (0, 0)).unwrap(), [Flat8]);
     let rows = layout(DType::UINT8, &[16, 98], Some(&[99, 1]));
-    assert_eq!(check(&rows, &layout(DType::UINT8, &[16, 98], None), (0, 0)).unwrap(), [Gather1]);
+    assert_eq!(check(&rows, &layout(DType::UINT8, &[16, 98], None), (0, 0)).unwrap(), [Rows1]);
     // A row that begins in the last byte of its first vector.
     let rows = layout(DType::UINT8, &[16, 98], Some(&[99, 1]));
     assert_eq!(check(&rows, &layout(DType::UINT8, &[16, 98], None), (0, 15)).unwrap(), [Rows1]);

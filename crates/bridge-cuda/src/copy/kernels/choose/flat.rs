@@ -1,12 +1,12 @@
 //! The target in its own order: rows, and units one by one or in items.
 
-use super::{LEAST_ACROSS, LEAST_APART, LEAST_POINTS, Launch, Parameters, Pass, SECTOR, Step, Steps, VECTOR};
+use super::{LEAST_ACROSS, LEAST_APART, LEAST_POINTS, Launch, Parameters, Pass, SECTOR, Step, Steps, VECTOR, WORD};
 use crate::copy::kernels::parameters::{Flat, dims};
 use crate::copy::kernels::table::Kernel;
 
 /// Rows of at least so many bytes are copied as a whole at any address, by the binary logarithm of the unit: into a target
-/// without gaps, whose units can be gathered (`usize::MAX`: always), and into others. Larger units take as long one by one.
-const LONG_ROWS: [(usize, usize); 3] = [(128, 64), (128, 128), (usize::MAX, 256)];
+/// without gaps, and into others. Words that can be gathered, and larger units, take as long one by one.
+const LONG_ROWS: [(usize, usize); 3] = [(16, 64), (32, 128), (256, 256)];
 
 /// The most units of a row that are stored one by one where the next row is far.
 const FEW: usize = 4;
@@ -28,10 +28,23 @@ const ROWS: [Kernel; 3] = [Kernel::Rows1, Kernel::Rows2, Kernel::Rows4];
 impl Pass {
     /// Long rows that are contiguous on both sides.
     pub(super) fn rows(&self) -> Option<Launch> {
-        let (gathered, other) = LONG_ROWS.get(self.index())?;
-        let nbytes = self.run * self.unit;
-        if nbytes < if self.gathers().is_some() { *gathered } else { *other } {
+        let (without_gaps, with_gaps) = LONG_ROWS.get(self.index())?;
+        let (nbytes, is_joined) = (self.run * self.unit, self.is_without_gaps());
+        let is_gathered = self.unit == WORD && self.gathers().is_some();
+        if is_gathered || nbytes < if is_joined { *without_gaps } else { *with_gaps } {
             return None;
+        }
+        let first = |length| Step { length, from: 0, to: 0 };
+        let dims = |length| [first(length)].into_iter().chain(self.dims.iter().copied()).collect::<Steps>();
+        let kernel = ROWS[self.index()];
+        if is_joined {
+            let units = self.dims.iter().fold(self.run, |units, dim| units * dim.length);
+            let vectors = (self.beyond.1 + units * self.unit).div_ceil(VECTOR);
+            let mut launch = self.counted(kernel, 2, units as i64, vectors, &dims(self.run));
+            if let Parameters::Flat(flat) = &mut launch.parameters {
+                flat.joined = 1;
+            }
+            return Some(launch);
         }
         // A row may begin anywhere in its first vector.
         let vectors = if self.aligned_to(|dim| dim.to, self.beyond.1, None) {
@@ -39,9 +52,7 @@ impl Pass {
         } else {
             (nbytes + 2 * VECTOR - 2) / VECTOR
         };
-        let mut dims: Steps = [Step { length: vectors, from: 0, to: 0 }].into_iter().collect();
-        dims.extend(self.dims.iter().copied());
-        Some(self.walked(ROWS[self.index()], 2, nbytes as i64, &dims))
+        Some(self.walked(kernel, 2, nbytes as i64, &dims(vectors)))
     }
 
     /// Returns whether 16 divides the start and all strides of a side but that of one dimension.
@@ -127,9 +138,14 @@ impl Pass {
     }
 
     fn counted(&self, kernel: Kernel, each: u32, extra: i64, items: usize, steps: &[Step]) -> Launch {
-        let (near, ndim) = (u16::from(fits_in_32_bits(steps)), steps.len() as u16);
-        let flat = Flat { sides: self.sides(), extra, items: items as u32, ndim, near, dims: dims(steps) };
-        let blocks = (items as u32).div_ceil(kernel.threads() * each);
+        let (near, ndim) = (u8::from(fits_in_32_bits(steps)), steps.len() as u16);
+        let ends = |end: fn(i64, i64) -> i64| {
+            steps.iter().map(|step| end((step.length as i64 - 1) * step.from, 0)).sum::<i64>()
+        };
+        let (low, high) = (ends(i64::min), ends(i64::max) + (self.run * self.unit) as i64);
+        let (sides, items) = (self.sides(), items as u32);
+        let flat = Flat { sides, extra, low, high, items, ndim, near, joined: 0, dims: dims(steps) };
+        let blocks = items.div_ceil(kernel.threads() * each);
         Launch { kernel, blocks, shared: 0, parameters: Parameters::Flat(Box::new(flat)) }
     }
 }
