@@ -145,7 +145,7 @@ struct Format {
 impl Format {
     fn of(dtype: DType) -> Self {
         let known = FLOATS.into_iter().find(|(known, ..)| *known == dtype);
-        let (_, exponent, fraction) = known.expect("floats alone are cast");
+        let (_, exponent, fraction) = known.expect("only floats are cast");
         let all = (1u64 << exponent) - 1;
         // It has no infinity: all exponents are those of numbers, and all bits together are NaN.
         let top = if dtype == DType::FLOAT8_E4M3FN { 0x7f } else { all << fraction };

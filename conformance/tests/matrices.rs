@@ -87,12 +87,12 @@ unsafe impl Adapter for Matrices {
     }
 
     fn compact(&self, _: &Matrix) -> Result<Matrix> {
-        Err(Error::new(ErrorKind::CopyNeeded, "matrices make no copies of their own"))
+        Err(Error::new(ErrorKind::CopyNeeded, "matrices cannot be copied"))
     }
 
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Matrix> {
         if (device, dtype, order) != (Device::CPU, DType::FLOAT32, Order::RowMajor) {
-            return Err(Error::new(ErrorKind::CopyNeeded, "the suite asks for matrices of float32 alone"));
+            return Err(Error::new(ErrorKind::CopyNeeded, "the suite asks only for matrices of float32"));
         }
         Matrix::new(shape, vec![0.0; shape.iter().product::<i64>() as usize])
     }

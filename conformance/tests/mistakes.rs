@@ -211,9 +211,9 @@ fn a_mistake_is_named_and_nothing_else_is_judged() {
     quick.certify(&Toy::new("toy", Mistake::Nothing), &sound).iter().for_each(PairReport::assert_passed);
     let mistakes = BTreeMap::from([
         (Mistake::ReadReversed, ("subject", "toy: what `create` made and `read` returns")),
-        (Mistake::CreateShared, ("subject", "toy: `create` returns a tensor in memory of its own")),
+        (Mistake::CreateShared, ("subject", "toy: `create` returns a tensor in new memory")),
         (Mistake::FillForgotten, ("subject", "toy: what `fill` filled")),
-        (Mistake::SnapshotShared, ("subject", "toy: `snapshot` copies to memory of its own")),
+        (Mistake::SnapshotShared, ("subject", "toy: `snapshot` copies to new memory")),
         (Mistake::NoOwner, ("life", "the source reuses the memory of a view that lives")),
         (Mistake::LeaseDropped, ("life", "the import dropped its lease while the view lives")),
         (Mistake::LeaseLeaked, ("life", "1 leases of this case were not released")),

@@ -39,11 +39,11 @@ fn tensors_that_are_shared_by_tickets_have_every_property() {
             "the target captures no graphs",
             "copies into tensors are within one process: versions are for several",
             "it judges calls within one process",
-            "the target has no import of its own",
+            "the target has no method that imports",
             "not every import takes tensors of the source",
             "no list says how users of the source make tensors",
             "no function of either framework can be made to raise",
-            "the source has no tensors on the host beside those on a device",
+            "the source has tensors only on a device or only on the host",
         ];
         assert!(reasons.iter().all(|reason| known.contains(reason)), "{reasons:?}");
     }

@@ -172,7 +172,7 @@ fn defect(name: &str, report: &Value, platform: &str) -> Option<String> {
     } else if !supports(overall, platform) {
         Some(format!("{name} does not run on {platform}: auditwheel says {overall:?}, by its symbols {tag:?}"))
     } else if external.as_object().is_none_or(|libraries| !libraries.is_empty()) {
-        Some(format!("{name} needs libraries beside the system's: {external}"))
+        Some(format!("{name} needs other libraries than the system's: {external}"))
     } else if !stem.contains("-abi3-") {
         Some(format!("{name} is for one version of Python only"))
     } else {

@@ -25,7 +25,7 @@ const WORDS: [(&str, &str); 14] = [
 ];
 
 /// Phrases that no text has, and what texts have instead.
-const PHRASES: [(&str, &str); 8] = [
+const PHRASES: [(&str, &str); 10] = [
     ("native way", "native method"),
     ("own way", "own method"),
     ("a keeper", "a store"),
@@ -34,6 +34,8 @@ const PHRASES: [(&str, &str); 8] = [
     ("foreign memory", "imported memory"),
     ("foreign code", "external code"),
     ("it crosses", "it converts"),
+    ("beside the", "next to the, with the, while the"),
+    ("process of its own", "separate process"),
 ];
 
 /// Where a word may stand, by the beginning of the path, and why.

@@ -134,7 +134,7 @@ fn makes_tensors<S>(subject: &dyn Subject<Tensor = S>, case: &Case) -> Outcome {
     let (at_first, at_second) = (subject.observe(&first)?, subject.observe(&second)?);
     let told = (at_first.dtype, &at_first.shape) == (spec.dtype, &spec.shape);
     ensure!(told, "{name}: `observe` returns “{at_first}” for “{spec}”");
-    apart(name, "`create` returns a tensor in memory of its own", spec, &at_first, &at_second)?;
+    apart(name, "`create` returns a tensor in new memory", spec, &at_first, &at_second)?;
     let shared = subject.observe(&subject.share(&first))?;
     ensure!(shared.address == at_first.address, "{name}: `share` returns the same tensor, not a copy");
     if can.writes {
@@ -145,7 +145,7 @@ fn makes_tensors<S>(subject: &dyn Subject<Tensor = S>, case: &Case) -> Outcome {
     let nbytes = bytes.len();
     let mut copy = filled(subject, nbytes, FILLED)?;
     subject.snapshot(&first, &mut copy)?;
-    apart(name, "`snapshot` copies to memory of its own", spec, &at_first, &subject.observe(&copy)?)?;
+    apart(name, "`snapshot` copies to new memory", spec, &at_first, &subject.observe(&copy)?)?;
     // No framework has to keep a bool that is neither of its two values.
     let byte = if spec.dtype == DType::BOOL { 1 } else { !FILLED };
     subject.fill(&mut first, byte)?;

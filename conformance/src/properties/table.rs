@@ -268,7 +268,7 @@ pub static PROPERTIES: &[Property] = &[
         cases: 400,
         native: false,
         left_out: |sides| {
-            let none = sides.to.can.imports.is_none().then_some("the target has no import of its own");
+            let none = sides.to.can.imports.is_none().then_some("the target has no method that imports");
             let other = sides.from.can.imports.is_none().then_some("not every import takes tensors of the source");
             none.or(other).or_else(|| one_process(sides))
         },
@@ -673,7 +673,7 @@ pub static PROPERTIES: &[Property] = &[
             let writes = sides.from.is_target && sides.to.is_target;
             let apart = !sides.from.can.external_streams || !sides.to.can.external_streams;
             (!moved)
-                .then_some("the source has no tensors on the host beside those on a device")
+                .then_some("the source has tensors only on a device or only on the host")
                 .or((!writes).then_some("one side lets no other write to its tensors"))
                 .or(apart.then_some("copies into tensors are within one process"))
                 .or_else(|| no_streams(sides))

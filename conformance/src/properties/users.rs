@@ -55,7 +55,7 @@ fn refused<F, T>(pair: &Pair<'_, F, T>, case: &Case, tensor: &F, kind: ErrorKind
     let (good, bytes) = pair.create(case)?;
     let both = [(pair.from, &good), (pair.from, tensor)];
     let Err(failure) = pair.transfer_all(&both, None) else {
-        return Err(Failure::new("converted behind another tensor, and refused alone"));
+        return Err(Failure::new("converted behind another tensor, and refused by itself"));
     };
     let is_second = failure.message.starts_with("tensor 1 of 2: ");
     ensure!(is_second && failure.refused == Some(kind), "behind another tensor: {failure}");

@@ -78,7 +78,7 @@ const STEPS: &[(&str, Option<Route>, &[Step])] = &[
         &[
             CREATE,
             FILL,
-            (Target, READ, "in a stream of its own: the tensor is imported, and the view read late"),
+            (Target, READ, "in a separate stream: the tensor is imported, and the view read late"),
             (Target, READ, "that stream is destroyed"),
             RELEASE,
             GARBAGE,
@@ -90,7 +90,7 @@ const STEPS: &[(&str, Option<Route>, &[Step])] = &[
         Some(Route::Exported),
         &[
             CREATE,
-            (Source, WRITE, "in a stream of its own: the tensor is written late, and exported"),
+            (Source, WRITE, "in a separate stream: the tensor is written late, and exported"),
             (Target, READ, "it is imported, and the view read late"),
             (Source, WRITE, "that other stream is destroyed"),
             RELEASE,
@@ -105,7 +105,7 @@ const STEPS: &[(&str, Option<Route>, &[Step])] = &[
             CREATE,
             FILL,
             IMPORT,
-            (Target, ONWARD, "a stream of its own is recorded, and the view read there late"),
+            (Target, ONWARD, "a separate stream is recorded, and the view read there late"),
             (Target, ONWARD, "that stream is destroyed"),
             RELEASE,
             GARBAGE,

@@ -195,7 +195,7 @@ pub fn obstacle(pair: &PairName) -> &'static str {
     } else if !agree(&pair.from, &pair.to) {
         "a framework has one allocator in a process"
     } else {
-        "in another process is a framework with its own allocator, and beside it one whose memory can be opened there"
+        "in another process is a framework with its own allocator, and with it one whose memory can be opened there"
     }
 }
 

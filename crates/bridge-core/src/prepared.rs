@@ -116,7 +116,7 @@ impl Prepared {
     pub unsafe fn copy_held(&self) -> Result<(), Misfit> {
         match &self.copies {
             Copies::Held(held) => held.copy(),
-            Copies::Again { .. } => panic!("the streams of these tensors are known by their exports alone"),
+            Copies::Again { .. } => panic!("the streams of these tensors are known only by their exports"),
         }
     }
 }

@@ -163,7 +163,9 @@ impl DeviceArray {
                 located.device.index == device.index && located.device.kind != DeviceKind::CUDA_HOST
             };
             let located = bridge_cuda::locate(data)?.filter(belongs).ok_or_else(|| {
-                let text = format!("address {data:#x} is not memory of {device}: pass a stream of its own device");
+                let text = format!(
+                    "address {data:#x} is not memory of {device}: pass a stream of the device that has the memory"
+                );
                 Error::new(ErrorKind::Device, text)
             })?;
             layout.extent_at(data, Some(&located.range))?;

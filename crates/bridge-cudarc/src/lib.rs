@@ -71,7 +71,7 @@ impl Cudarc {
     /// [`ErrorKind::Device`] for a stream of a context other than the device's primary one, which the frameworks share.
     pub fn new(stream: Arc<CudaStream>) -> Result<Self> {
         if !stream.context().is_primary() {
-            let text = "the stream belongs to a context of its own: make the context with CudaContext::new";
+            let text = "the stream's context is not the device's primary one: make the context with CudaContext::new";
             return Err(Error::new(ErrorKind::Device, text));
         }
         Ok(Self { consumer: Arc::new(InStream { stream }) })

@@ -23,7 +23,7 @@ use pyo3::types::PyCapsule;
 ///     As for ``to_torch``.
 /// stream : stream or int, optional
 ///     The CUDA stream that the consumer will use the tensor in, as for ``record_stream``. The tensor is ready in it,
-///     and the memory is reused after it. Without it the tensor is ready in the current stream of its own framework:
+///     and the memory is reused after it. Without it the tensor is ready in the current stream of its framework:
 ///     each consumer waits for that in the stream that it names, and the memory is reused after all work that the device
 ///     has when the last view is dropped.
 /// copy : bool, optional

@@ -413,12 +413,12 @@ def test_derivatives_of_any_order() -> None:
     assert [float(found) for found in orders(tf.constant(2.0))] == [8, 12, 12, 6]
 
 
-@pytest.mark.parametrize("how", ["a parameter alone", "a detached input", "without parameters"])
+@pytest.mark.parametrize("how", ["only a parameter", "a detached input", "without parameters"])
 def test_a_derivative_where_no_result_depends_on_the_input(how: str) -> None:
     """The first one is zeros there, and the second one is the derivative of zeros."""
     p = torch.nn.Parameter(torch.tensor(3.0))
     bodies = {
-        "a parameter alone": lambda x: p * 2,
+        "only a parameter": lambda x: p * 2,
         "a detached input": lambda x: p * x.detach(),
         "without parameters": lambda x: x.detach() * 3,
     }

@@ -216,7 +216,7 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "cannot read random numbers": tf.sin,
     "from a seed": lambda x: tf.nn.experimental.stateless_dropout(x, RATE, seed=[3, 4]),
     "from a seed, compiled": tf.function(lambda x: tf.nn.experimental.stateless_dropout(x, RATE, seed=[3, 4])),
-    "a moving average beside a seed": lambda x: (
+    "a moving average with a seed": lambda x: (
         average.assign_add(tf.reduce_mean(x)),
         tf.nn.experimental.stateless_dropout(x, RATE, seed=[3, 4]),
     )[1],

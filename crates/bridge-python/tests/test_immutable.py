@@ -268,7 +268,7 @@ fine(t.clone()), fine(tb.to_torch(make(){keywords}))
 @pytest.mark.parametrize(
     ("write", "why"),
     [
-        ("t.data += 1", "a counter of its own"),
+        ("t.data += 1", "a separate counter"),
         ("t.numpy()[0] = 1", "NumPy counts nothing"),
         ("tb.to_torch(t.numpy()).add_(1)", "another tensor over the memory"),
         ("t.unsqueeze_(0).squeeze_(0), t.unsqueeze_(0)", "another shape is not a write"),

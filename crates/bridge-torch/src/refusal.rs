@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 pub(crate) const NO_REAL_TENSORS: &str =
     "torch cannot allocate real tensors in its current mode: leave the mode first, such as FakeTensorMode";
 
-const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor, or one that functionalisation or \
+const WITHOUT_MEMORY: &str = "this tensor has no memory (a ZeroTensor, or one that functionalisation or \
     another transform of torch.func wraps, such as vmap, grad and jvp): pass a .clone() of a ZeroTensor, or convert \
     outside of the transform";
 
@@ -37,7 +37,7 @@ pub(crate) fn of_subclass(tensor: &PyTensor<'_>) -> Error {
         SUBCLASSES.iter().find(|(known, _)| *known == name)
     });
     let text = match known {
-        Some((name, advice)) => format!("{name} has no memory of its own: {advice}"),
+        Some((name, advice)) => format!("{name} has no memory: {advice}"),
         None => "this tensor subclass has no data pointer: pass the plain tensor that it wraps".into(),
     };
     Error::new(ErrorKind::NotATensor, text)

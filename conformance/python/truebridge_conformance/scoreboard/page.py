@@ -72,7 +72,7 @@ def summary(report: Report) -> str:
         words = f"- {who}: {len(wrong)} of {len(rows):,} verdicts are *wrong*"
         words += f", in {at} of {len(pairs)} ordered pairs" if wrong else f", over {len(pairs)} ordered pairs"
         words += (
-            f"; {expected} of these are against what users expect alone, and against no sentence" if expected else ""
+            f"; {expected} of these are only against what users expect, and against no sentence" if expected else ""
         )
         lines.append(f"{words}. In {waits} the host waits." if waits else f"{words}.")
     return "\n".join(lines)
@@ -198,7 +198,7 @@ def _method(report: Report) -> str:
         "Every verdict is that of a program which is shown here or printed by `cargo xtask scoreboard --print`; it "
         "needs nothing of this project. truebridge is judged by the same programs, with its call in the place of the "
         "framework's. Programs of one pair run one after another in a process. One that came out *wrong* ran again "
-        "in a process of its own, and that run is the verdict. Each framework's lines were tried on its own tensors "
+        "in a separate process, and that run is the verdict. Each framework's lines were tried on its own tensors "
         "first: where they do not do what they are for, no pair is judged by them. A line that raises is *refused* "
         "where it is the exchange, *wrong* where it uses the result, and *could not run* elsewhere.\n\n"
         f"Races had {report.repeat} rounds. Set for all programs: {first['all']}; for those on the host also "
@@ -208,7 +208,7 @@ def _method(report: Report) -> str:
 
 def _changed(report: Report) -> str:
     count = sum(bool(row.before) for row in report.rows)
-    said = f" {count} of them came to another verdict alone than in the first run: the data has both."
+    said = f" {count} of them came to another verdict there than in the first run: the data has both."
     return said if count else ""
 
 

@@ -49,7 +49,7 @@ pub fn run(link: &dyn Link, is_real: bool, only: Option<&str>) -> Result<()> {
     if is_real {
         in_pieces(link)?;
     }
-    println!("\nThe host alone: a link that takes no time. GB/s; then faults and ms of the drop of fresh memory.\n");
+    println!("\nOnly the host: a link that takes no time. GB/s; then faults and ms of the drop of fresh memory.\n");
     let instant = Model::new(0.0, 0.0);
     for threads in [1, 2, 4, 8, 12, 16] {
         let change = |cut| Cut { threads, buffers: threads * 2, ..cut };

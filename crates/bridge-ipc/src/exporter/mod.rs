@@ -128,7 +128,7 @@ impl Exporter {
     fn check(&self) -> Result<()> {
         match self.serving.is_elsewhere() {
             true => {
-                let text = "this process was forked from the one that shares: make an exporter of its own";
+                let text = "this process was forked from the one that shares: make a new exporter";
                 Err(Error::new(ErrorKind::Gone, text))
             }
             false => Ok(()),

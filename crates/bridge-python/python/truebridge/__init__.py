@@ -18,7 +18,6 @@ tensor([42.,  0.,  0.])
 <Plan: copy of 24 bytes on cpu by host because of negative strides>
 """
 
-import errno
 import importlib
 import os
 import sys
@@ -207,6 +206,8 @@ else:
         try:
             return importlib.import_module(f".{name}", __name__)
         except OSError as error:
+            import errno
+
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             text = "too many files are open: raise the limit of open files (ulimit -n)"

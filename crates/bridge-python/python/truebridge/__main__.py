@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", parents=[common], help="versions, devices, pairs, and problems with advice")
     measures = commands.add_parser(
-        "bench", parents=[common], help="what a conversion costs, beside the frameworks' own functions"
+        "bench", parents=[common], help="what a conversion costs, compared with the frameworks' own functions"
     )
     measures.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure (%(default)g)")
     storing = commands.add_parser("store", help="own tensors that processes put under names, beyond their end")

@@ -427,6 +427,6 @@ proptest! {
         prop_assert_eq!(target, expected);
         sim.finish();
         let kept = sim.state().memory.len();
-        prop_assert!(kept <= 2, "{} blocks are left beside the pool's buffers", kept);
+        prop_assert!(kept <= 2, "{} blocks are left in addition to the pool's buffers", kept);
     }
 }

@@ -7,7 +7,6 @@ it may not look into. The functions themselves stay as they are, so a call costs
 from __future__ import annotations
 
 import sys
-from importlib.machinery import PathFinder
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +36,8 @@ class _Finder:
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _COMPILER:
             return None
+        from importlib.machinery import PathFinder
+
         if _Finder in sys.meta_path:
             sys.meta_path.remove(_Finder)
         spec = PathFinder.find_spec(name, path, target)
