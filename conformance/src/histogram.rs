@@ -11,7 +11,7 @@ pub struct Histogram(Vec<Bar>);
 /// The cases of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bar {
-    /// What is told apart: `dtype`, `size`, `layout` or `option`. A case has one dtype and one size, and may have several
+    /// What is counted: `dtype`, `size`, `layout` or `option`. A case has one dtype and one size, and may have several
     /// layouts and options.
     pub by: String,
     /// The kind, such as `float32`.
@@ -25,7 +25,7 @@ pub struct Bar {
     pub coverage: Coverage,
 }
 
-/// What is told apart, in the order of reports.
+/// What is counted, in the order of reports.
 const BY: [&str; 4] = ["dtype", "size", "layout", "option"];
 
 /// Sizes, by the most bytes of elements that each counts.

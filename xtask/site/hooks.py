@@ -143,7 +143,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if "." in PurePosixPath(path).stem or path.startswith(("results/20", "reference/index", "questions")):
         page.meta["search"] = {"exclude": True}
     markdown = SHOWN.sub(lambda mark: fenced(ROOT / source(path, mark[1])), markdown)
-    # Code hosts read Markdown in this element, and the site where it is told to.
+    # Code hosts read Markdown in this element, and the site only with this attribute.
     markdown = markdown.replace("<details>", "<details markdown>")
     here = str(PurePosixPath(path).parent)
     parts = CODE.split(markdown)

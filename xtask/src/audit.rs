@@ -148,7 +148,7 @@ fn free_threaded() -> Result<Command> {
     Ok(with(with(check, "PYO3_CONFIG_FILE", config), "CARGO_TARGET_DIR", folder))
 }
 
-/// What pyo3 is told of that Python.
+/// The configuration of pyo3 for that Python.
 const FREE_THREADED: &str = "\
 implementation=CPython
 version=3.14

@@ -116,7 +116,7 @@ class Subject:
         if name == "empty":
             return self.publish(*self.shared(self.np.zeros(given[1], given[0])))
         if name == "open":
-            # A copy, because the other process takes its memory back, and nothing feeds what is gone.
+            # A copy, because the other process takes its memory back, and freed memory cannot be fed.
             return self.publish(*self.shared(self.tb.open(given)))
         if name == "observe":
             tensor = self.tensors[given]

@@ -6,7 +6,7 @@
 //! is translated to the addresses of this process. So every property keeps its meaning.
 //!
 //! On the host, memory of a framework leaves its process by a copy: a tensor that goes there is copied into its ticket,
-//! as users share it. The other process makes its own tensors in shared memory, so those that come back do so in place.
+//! as users share it. The other process makes its own tensors in shared memory, so they return in place.
 //! On a CUDA device frameworks make tensors in their own memory, and all are converted in place.
 
 mod flaw;

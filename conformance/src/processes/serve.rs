@@ -40,7 +40,7 @@ struct Service<'a, T> {
 }
 
 impl<T> Service<'_, T> {
-    /// Does what is asked until the body of a stream, or the process at the other end, ends.
+    /// Answers requests until the body of a stream, or the process at the other end, ends.
     fn serve(&self) {
         loop {
             let received = {

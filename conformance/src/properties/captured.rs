@@ -5,7 +5,7 @@ use super::{Failure, Outcome, PAUSE, Pair, ensure, on, on_both, outstanding, sam
 use crate::{Case, Replay, model};
 use bridge_core::{Result, Stream, stats};
 
-/// How long a capture lasts, and its memory may take to come back: longer than background threads pause.
+/// How long a capture lasts, and how long its memory may take to be returned: longer than background threads pause.
 const LONG: u32 = 10;
 
 /// The bit of a seed that chooses the thread of a drop.
@@ -76,8 +76,8 @@ pub(super) fn dropped_inside<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcom
     same_bytes("what the graph read of a view that was dropped in its capture", &got, &vec![seen; nbytes])
 }
 
-/// Memory of a view that no graph uses comes back after a capture in which it was dropped, on this thread or on another
-/// one, and the capture is whole.
+/// Memory of a view that no graph uses is returned after a capture in which it was dropped, on this thread or on
+/// another one, and the capture is whole.
 pub(super) fn dropped_meanwhile<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let streams = pair.streams();
     let (writer, captured) = (streams.from(case.streams.write), streams.to(case.streams.read));

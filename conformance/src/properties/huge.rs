@@ -7,7 +7,7 @@ use bridge_core::Plan;
 /// The last elements of the tensor are the ones that are written and read.
 const LAST: usize = 61;
 
-/// A tensor of more than 2^31 elements is converted in place with all of them, and comes back with all of them.
+/// A tensor of more than 2^31 elements is converted in place, there and back, with all of them.
 pub(super) fn huge<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let Some(tensor) = pair.from.create_unwritten(&case.spec) else { return Ok(()) };
     let tensor = tensor?;

@@ -5,7 +5,7 @@ use crate::model::{self, Expected, Random};
 use crate::{Case, Observed, Spec};
 use bridge_core::{Access, Device, ErrorKind, Options, Order, Permutation, Plan, Result, Strides, transfer};
 
-/// What is asked for.
+/// The options of a conversion.
 struct Asked {
     /// Which dimension of the tensor each one of the result is.
     axes: Vec<usize>,

@@ -182,7 +182,7 @@ const GRAPH_ROUTES: &[Route] = &[Route::Direct, Route::Forked, Route::Captured, 
 const CALLS: &[Calls] = &[Calls::Together, Calls::Halves, Calls::Prepared];
 
 /// Every property, in the order in which they run: `subject` first, because no other verdict means anything where it
-/// fails, then `life`, because a view whose memory is gone may end the process.
+/// fails, then `life`, because a view whose memory was freed may crash the process.
 pub static PROPERTIES: &[Property] = &[
     Property {
         name: SUBJECT,

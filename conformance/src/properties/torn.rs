@@ -266,7 +266,7 @@ impl<'a, F, T> Scene<'a, F, T> {
     }
 }
 
-/// Makes the tensor that `spec` describes, with this byte everywhere: in memory of the host, where that is asked for and
+/// Makes the tensor that `spec` describes, with this byte everywhere: in memory of the host if `on_host` is set and
 /// the framework has host memory as well as the device's.
 fn made<S>(subject: &dyn Subject<Tensor = S>, spec: &Spec, on_host: bool, byte: u8) -> Result<S, Failure> {
     // SAFETY: it is filled below.

@@ -85,7 +85,7 @@ fn arrives<F, T>(
     Ok(Some((view, shared, bytes)))
 }
 
-/// A view shows what is written through it, and keeps its memory when the original is gone. `again` makes another
+/// A view shows what is written through it, and keeps its memory after the original is dropped. `again` makes another
 /// tensor in the same way.
 fn kept<'a, F, T>(
     pair: &Pair<'a, F, T>,

@@ -29,7 +29,7 @@ impl Default for NdArraySubject {
 /// Returns the addresses of the elements, in row-major order, as `ndarray` finds them. `N` is the size of one.
 fn addresses<T: Element, const N: usize>(array: &HostArray) -> Result<Vec<usize>> {
     let bytes: RawArrayView<[u8; N], IxDyn> = array.raw_view::<T>()?.cast();
-    // SAFETY: the array keeps its elements, and any bytes are an array of bytes. The references are gone at the end.
+    // SAFETY: the array keeps its elements, and any bytes are an array of bytes. The references are dropped at the end.
     let view = unsafe { bytes.deref_into_view() };
     Ok(view.iter().map(|element| ptr::from_ref(element).expose_provenance()).collect())
 }

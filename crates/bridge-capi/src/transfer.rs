@@ -143,7 +143,7 @@ pub(crate) fn copy(number: i32) -> Result<Option<bool>> {
 }
 
 /// Reads a consumer's profile, and whether it takes versioned tensors. Where it takes anything, it takes the tensor as
-/// it is, a copy on the host of one that the host can read, and the device that is asked for.
+/// it is, a copy on the host of one that the host can read, and the requested device.
 ///
 /// # Safety
 ///

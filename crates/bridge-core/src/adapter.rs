@@ -97,10 +97,10 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///
 /// Core reads, writes and frees memory by what an adapter says of its framework, so this is true:
 /// - [`profile`](Self::profile) says what the framework does: a dtype, a layout, a device or an alignment that it lists is
-///   read as that, and a framework that [keeps read-only memory](Profile::keeps_read_only) lets nobody write to it.
+///   read as that, and a framework that [keeps read-only memory](Profile::keeps_read_only) prevents writes to it.
 /// - [`consumer`](Self::consumer) is the part whose streams the framework uses imported tensors in.
 /// - A tensor that [`import`](Self::import) returns keeps the lease as long as anything can use the memory.
-/// - [`overwritten`](Self::overwritten) is an error where nobody may write.
+/// - [`overwritten`](Self::overwritten) is an error for memory that is never writable.
 pub unsafe trait Adapter {
     /// A tensor of the framework.
     type Tensor;

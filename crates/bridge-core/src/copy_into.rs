@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// Before anything is launched:
 ///
 /// - those of [`Adapter::export`] for either side, of [`Adapter::compact`], and of [`Adapter::overwritten`];
-/// - [`ErrorKind::ReadOnly`]: `out` is read-only, or its framework lets no other write to its tensors;
+/// - [`ErrorKind::ReadOnly`]: `out` is read-only, or its framework does not allow others to write to its tensors;
 /// - [`ErrorKind::Dtype`]: the dtypes differ;
 /// - [`ErrorKind::Layout`]: `tensor` does not broadcast to the shape of `out`, the two share bytes, `out` may have two
 ///   elements at one address, or its strides are not a whole number of elements;

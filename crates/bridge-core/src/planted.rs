@@ -4,7 +4,7 @@
 #[cfg(feature = "planted")]
 static PLANTED: std::sync::Mutex<&'static str> = std::sync::Mutex::new("");
 
-/// Plants the fault of this name into this process, instead of the one before. The empty name is no fault.
+/// Plants the fault of this name into this process, instead of the previous one. The empty name plants none.
 #[cfg(feature = "planted")]
 pub fn plant(name: &'static str) {
     *PLANTED.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;

@@ -47,7 +47,7 @@ impl Borrower {
         Self { framework, named, checked: OnceLock::new(), elsewhere: AtomicBool::new(false) }
     }
 
-    /// A borrower whose stream no driver is asked about.
+    /// A borrower whose stream is not looked up in the driver.
     #[cfg(test)]
     pub(crate) fn of_no_driver(framework: Arc<dyn Consumer>, named: Option<Named>) -> Self {
         Self { checked: OnceLock::from(()), ..Self::new(framework, named) }

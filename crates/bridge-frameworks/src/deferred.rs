@@ -57,7 +57,7 @@ mod tests {
     #[derive(Default)]
     struct Recorded(Mutex<Vec<Released>>);
 
-    // SAFETY: it is asked for nothing but the drops that the tests look at.
+    // SAFETY: it is called only for the drops that the tests look at.
     unsafe impl Ordering for Recorded {
         unsafe fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
             unreachable!("nothing is ordered")

@@ -41,8 +41,8 @@ pub(crate) struct Mapping {
 /// is mapped. The system uses a number again after very many files, but not at the same time.
 type Identity = ((u32, u32), u64, (i64, u32), usize);
 
-/// The mappings of memory that all may write to, one of each file: a copy between two tensors of the memory is told by
-/// their addresses.
+/// The mappings of memory that all may write to, one of each file: a copy between two tensors of the memory is
+/// recognised by their addresses.
 static SHARED: Own<BTreeMap<Identity, Weak<Mapping>>> = Own::new();
 
 impl Drop for Mapping {

@@ -2,7 +2,7 @@
 //!
 //! Every function here takes the [`Call`] that is recorded, if one is. Without it a transfer is core's own, unless this
 //! process has memory of another one. Else the adapters are looked at ([`Seen`]): for a trace, for `truebridge.debug`,
-//! and to refuse memory that is gone.
+//! and to refuse memory of a process that has ended.
 
 mod seen;
 
@@ -192,7 +192,7 @@ pub(crate) fn transferred<F: Owned, T>(
     }
 }
 
-/// Returns whether tensors of a source may lie in memory of another process that is gone.
+/// Returns whether tensors of a source may lie in memory of another process, which may have ended or revoked it.
 #[inline(always)]
 fn may_be_gone<F: Owned>() -> bool {
     !F::IS_SHARED && is_leasing()

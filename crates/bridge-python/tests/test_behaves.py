@@ -470,7 +470,7 @@ def test_what_a_signal_handler_raises_passes_as_it_is(attribute: str, is_object:
             assert type(caught.value) is TimeoutError
     finally:
         signal.signal(signal.SIGALRM, former)
-    # The producer's own exception is told as one.
+    # The producer's own exception is reported as one.
     with pytest.raises(tb.BridgeRuntimeError, match="ZeroDivisionError"):
         tb.to_numpy(Failing())
 

@@ -238,7 +238,7 @@ def test_a_capture_refuses_a_stream_outside() -> None:
 
 
 def test_an_exception_in_flight_survives_the_release() -> None:
-    """Where a view is dropped, CuPy is asked for its stream, also while an exception is pending."""
+    """When a view is dropped, CuPy's stream is queried, also while an exception is pending."""
     tensor = torch.ones(2, device="cuda")
     for _ in range(3):
         with pytest.raises(tb.BridgeTypeError):

@@ -1,4 +1,4 @@
-"""``debug``: memory that is given back is overwritten where nobody else owns it, and findings are told once."""
+"""``debug``: memory that is returned is overwritten if it has no other owner, and findings are reported once."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _saved(tensor: Any) -> Any:
     return (tensor.requires_grad_() * 2).grad_fn
 
 
-#: What somebody else still has of a tensor: how it is made, what is kept of it, and what that holds then.
+#: What another owner still has of a tensor: how it is made, what is kept of it, and what that holds then.
 OWNED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
     "the array": (array, lambda x: x, lambda x: x),
     "a slice": (array, _base, lambda x: x),

@@ -169,7 +169,7 @@ def test_memory_of_torch_is_overwritten_when_it_is_given_back() -> None:
         del view
         torch.cuda.synchronize()
         assert debug.poisoned == 1
-        # The allocator keeps the block, and nobody has taken it.
+        # The allocator keeps the block, and has not reused it.
         assert (pointer.get() == 0xFFFFFFFF).all()
 
 
@@ -225,7 +225,7 @@ def test_what_somebody_else_owns_is_left_alone() -> None:
 
 
 def test_the_loop_of_a_pipeline_computes_what_it_computed() -> None:
-    """Every block is poisoned when it is given back, and reused by the allocators: the sums stay right."""
+    """Every block is poisoned when it is returned, and reused by the allocators: the sums stay right."""
     with tb.debug() as debug:
         for number in range(500):
             batch = tensor(number)

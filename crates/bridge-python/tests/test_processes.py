@@ -452,7 +452,7 @@ def test_the_transport_is_named() -> None:
     tb.revoke(ticket)
 
 
-# Memory of another process that is gone: what refuses it, and what it must not disturb.
+# Memory of a process that has ended: what refuses it, and what it must not disturb.
 
 
 def is_gone(call: Any) -> bool:

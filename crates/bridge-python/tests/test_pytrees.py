@@ -21,7 +21,7 @@ jnp, tree_util = jax.numpy, jax.tree_util
 
 @tree_util.register_pytree_node_class
 class Scaled:
-    """A node that is no container to Python: its values have other names than its attributes."""
+    """A node that Python does not know as a container: its values have other names than its attributes."""
 
     def __init__(self, values: Any, scale: Any, *, unit: str) -> None:
         self._values, self._scale, self.unit = values, scale, unit

@@ -163,7 +163,7 @@ def test_nonsense_about_names_is_a_typed_error(tmp_path: Path) -> None:
             lambda: processes.configure(folder=7),  # type: ignore[arg-type]
         ):
             assert kind_of(call) == "argument"
-        # Nothing that was put has gone, and nothing more is shared.
+        # All that was put is still there, and nothing more is shared.
         assert client.get("good", "numpy").tolist() == [0, 1]
         assert list(client.list()) == ["good"] and shares() == 1
     assert kind_of(lambda: client.put("x", zeros)) == "gone"

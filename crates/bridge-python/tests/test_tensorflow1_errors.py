@@ -369,7 +369,7 @@ def test_what_nobody_takes_goes_with_its_session() -> None:
 
 
 def test_what_is_released_too_early_is_named() -> None:
-    """A graph that is fed a handle by itself, whose tensor is gone before the run."""
+    """A graph that is fed a handle by itself, whose tensor is dropped before the run."""
 
     def build() -> None:
         handle = placeholder("int32", [2], "handle")

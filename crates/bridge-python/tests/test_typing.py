@@ -316,7 +316,7 @@ def is_error(thing: Any) -> bool:
 
 
 def is_documented_by_its_parent(thing: Any) -> bool:
-    """Whether nothing but the summary is asked of it: properties, errors, and arrays that the package makes."""
+    """Whether it needs only a summary: properties, errors, and arrays that the package makes."""
     return not (inspect.isroutine(thing) or isinstance(thing, type)) or is_error(thing) or thing is tb.tensorflow.Feed
 
 

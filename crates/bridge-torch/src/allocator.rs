@@ -43,7 +43,7 @@ impl Allocator {
     }
 
     /// Returns whether this allocator owns the storage, and reuses its memory after the recorded streams. Storages of
-    /// other owners, or of other processes, have another deleter: where that is known, Python is asked once for each.
+    /// other owners, or of other processes, have another deleter: where that is known, Python is called once for each.
     /// CUDA must be initialised.
     ///
     /// # Errors

@@ -318,7 +318,7 @@ impl Native {
         unsafe { words(word(implementation, self.offsets.storage) + self.offsets.memory.address, 3) }
     }
 
-    /// Returns whether a tensor is as it was at its fingerprint, and does not require grad. PyTorch is asked for the
+    /// Returns whether a tensor is as it was at its fingerprint, and does not require grad. PyTorch is queried for the
     /// latter: the words of a fingerprint do not say it.
     pub(crate) fn has_fingerprint(&self, object: &PyTensor<'_>, fingerprint: &Fingerprint) -> bool {
         let (Some(fields), [known, words @ ..]) = (self.fields, &**fingerprint) else { return false };

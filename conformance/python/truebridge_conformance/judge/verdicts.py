@@ -55,7 +55,7 @@ class Judged:
     test: str
     verdict: Verdict
     reason: str
-    #: How often it called the package; nobody knows where the process was aborted.
+    #: How often it called the package; unknown where the process was aborted.
     calls: int | None
     #: What the failure said.
     error: str = ""

@@ -177,7 +177,7 @@ with tf.Graph().as_default(), tf.compat.v1.Session() as session:
 
 
 def test_a_result_is_the_value_of_its_run(tf: Any, session: Any) -> None:
-    """1.15 makes reference variables unless it is told otherwise."""
+    """1.15 makes reference variables by default."""
     w = tf.compat.v1.get_variable("w", initializer=np.zeros(4, np.float32))
     values = [w, tf.identity(w), tf.reshape(w, [2, 2]), tf.bitcast(w, tf.uint32), w._ref()]
     outputs = [tb.external_output(y) for y in values]

@@ -386,7 +386,7 @@ def test_what_a_producer_raises_is_told(tf: Any) -> None:
     assert caught.value.kind == "framework"
 
 
-# The library by itself, for Pythons that have no TensorFlow 1.15: memory and capsules go in and come back.
+# The library by itself, for Pythons that have no TensorFlow 1.15: memory and capsules are imported and exported.
 
 
 @pytest.mark.parametrize("legacy", [True, False])

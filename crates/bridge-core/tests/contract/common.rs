@@ -427,7 +427,7 @@ unsafe impl Adapter for Office {
         if self.immutable { Err(Error::new(ErrorKind::ReadOnly, "planned")) } else { Ok(()) }
     }
 
-    /// Returns the paper that a test has prepared, whatever was asked for, as a framework under a mode may.
+    /// Returns the paper that a test has prepared, whatever was requested, as a framework under a mode may.
     unsafe fn empty(&self, _: Device, _: DType, _: &[i64], _: Order) -> Result<Item> {
         let fresh = self.fresh.clone().map(Item::Own);
         fresh.ok_or_else(|| Error::new(ErrorKind::CopyNeeded, "planned"))

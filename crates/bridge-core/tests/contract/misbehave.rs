@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
 
-/// What an adapter returns instead of what it was asked for.
+/// What an adapter returns instead of what was requested.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Lie {
     /// Fresh memory of another shape, dtype or order.

@@ -125,7 +125,7 @@ unsafe impl Adapter for Messenger<'_> {
     }
 
     fn import(&self, offer: Offer<'_>) -> Result<Option<ErrorKind>> {
-        // SAFETY: the other consumer is of the same kind, and is asked nothing here.
+        // SAFETY: the other consumer is of the same kind, and is not called here.
         let offer = if self.trusted { unsafe { offer.trusted() } } else { offer };
         Ok(self.to.import(offer).err().map(|error| error.kind()))
     }

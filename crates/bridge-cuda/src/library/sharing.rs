@@ -115,7 +115,7 @@ impl Cuda {
     fn attribute<T: Default>(&self, number: c_uint, address: usize) -> Option<T> {
         let mut value = T::default();
         let functions = self.2.as_ref()?;
-        // SAFETY: the attributes that are asked for are of these types (`cuPointerGetAttribute` in the driver API). The
+        // SAFETY: the requested attributes are of these types (`cuPointerGetAttribute` in the driver API). The
         // address is only looked up, never read.
         let code =
             unsafe { (functions.cuPointerGetAttribute)((&raw mut value).cast(), number, address as CUdeviceptr) };

@@ -1,4 +1,4 @@
-//! The program, which is asked whether a wait goes on.
+//! The program's hook, which decides whether a wait goes on.
 
 use crate::sync::thread_local;
 use bridge_core::Result;
@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// How long a wait lasts at most before the program is asked whether it goes on: see [`while_waiting`].
+/// How long a wait lasts at most before the hook decides whether it goes on: see [`while_waiting`].
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
 /// The function by which the program decides whether a wait goes on.

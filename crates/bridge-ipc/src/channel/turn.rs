@@ -37,7 +37,7 @@ impl<T> Turn<T> {
     ///
     /// # Errors
     ///
-    /// Those of the program, which is asked whether the wait goes on.
+    /// Those of the program's hook, which decides whether the wait goes on.
     pub(super) fn wait(&self, until: Instant) -> Result<Option<Taken<'_, T>>> {
         let mut is_taken = locked(&self.is_taken);
         while *is_taken {

@@ -55,7 +55,7 @@ pub(super) fn watch(process: &Arc<OwnedFd>, page: &Arc<Page>, role: Role) -> Res
     Ok(())
 }
 
-/// Makes the thread forget pages that are gone.
+/// Makes the thread forget pages that were unmapped.
 pub(super) fn forget() {
     WATCH.lock().waker.iter().for_each(|waker| ring(waker));
 }

@@ -136,7 +136,7 @@ pub(crate) fn containing(exported: &Export) -> Option<(Arc<Import>, usize)> {
     };
     let mut found: SmallVec<[_; 1]> =
         found.into_iter().filter(|(import, number)| import.has(*number, &extent)).collect();
-    // What this process passes on is gone when what it has opened is.
+    // What this process passes on is revoked with what it has opened.
     if found.iter().any(|(import, _)| !import.is_ours) {
         found.retain(|(import, _)| !import.is_ours);
     }

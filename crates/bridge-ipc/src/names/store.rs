@@ -114,7 +114,7 @@ fn adopted_by(
     exporter.share(stored, 0, ticket.about(), LISTED).map_err(|_| Why::Full)
 }
 
-/// Returns what the process that has put a ticket is told.
+/// Returns the notice for the process that has put a ticket.
 fn why(error: &Error) -> Why {
     match error.kind() {
         ErrorKind::Gone => Why::Unknown,

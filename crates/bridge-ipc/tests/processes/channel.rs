@@ -92,7 +92,7 @@ fn one(ticket: &Ticket) -> Result<IpcTensor> {
     Ok(open(ticket)?.tensors.remove(0))
 }
 
-/// The socket of the process that shares is full when its tensors are asked for, and it answers late.
+/// The socket of the process that shares is full when its tensors are requested, and it answers late.
 #[test]
 fn an_answer_is_never_that_of_another_question() {
     let folder = Folder::new();
@@ -446,7 +446,7 @@ fn a_thread_that_waits_for_another_is_interrupted() {
     });
 }
 
-/// A program that is asked whether a wait goes on does not wait for the same connection.
+/// A hook that decides whether a wait goes on does not wait for the same connection.
 #[test]
 fn what_the_program_asks_for_meanwhile_is_refused_at_once() {
     let other = Other::new();

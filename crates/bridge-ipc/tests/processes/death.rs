@@ -137,7 +137,7 @@ fn a_revoked_share_is_said_to_be_gone() {
         assert!(start.elapsed() < PATIENCE);
     }
     assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Gone);
-    // It is kept until it is given back.
+    // It is kept until it is returned.
     assert_eq!(exporter.held().shares, 1);
     drop(tensor);
     wait_for(&exporter, |held| held.shares == 0);

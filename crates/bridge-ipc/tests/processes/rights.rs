@@ -224,7 +224,7 @@ fn a_connection_ends_although_a_fork_has_its_socket() {
     let held = exporter.held();
     // SAFETY: the process is the one that was made above, which is not waited for yet.
     unsafe { libc::kill(fork, libc::SIGKILL) };
-    // SAFETY: the process is a child of this one, and no status is asked for.
+    // SAFETY: the process is a child of this one, and no status is requested.
     unsafe { libc::waitpid(fork, std::ptr::null_mut(), 0) };
     assert_eq!((held.connections, held.leases), (0, 0));
 }

@@ -8,7 +8,7 @@ use bridge_ipc::Leases;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// An adapter that refuses memory of another process that is gone, and keeps for a call what its first export says. For
+/// An adapter that refuses memory of a process that has ended, and stores the first export for a call. For
 /// `truebridge.debug` it wraps the exports.
 pub(super) struct Seen<'a, F> {
     call: Option<&'a Call>,

@@ -22,8 +22,8 @@ use std::{ptr, slice};
 
 /// A tensor of a source, whose memory may be held until the end.
 pub(crate) trait Owned {
-    /// Whether the memory was opened for the call, or made for other processes: then it is not gone, but may be gone
-    /// before a tensor of a framework over it is converted.
+    /// Whether the memory was opened for the call, or made for other processes. It is not freed yet, but may be before
+    /// a framework's tensor over it is converted.
     const IS_SHARED: bool = false;
 
     /// Returns a keep-alive on its memory, if its framework can say whether that is the last.
@@ -200,7 +200,7 @@ fn overwrite(
     }
 }
 
-/// When the driver was asked.
+/// When the driver was queried.
 #[derive(Clone, Copy)]
 enum Moment {
     Export,

@@ -34,7 +34,7 @@ class Subject:
     expected: Any = None
     """The elements, as ``tolist`` shows them, where the result may be read."""
     safe_to_read: bool = True
-    """Whether the view stays inside the memory. A host address does not tell, so no copy is asked for."""
+    """Whether the view stays inside the memory. A host address does not tell, so no copy is requested."""
     must_convert: bool = False
     may_raise: set[str] = field(default_factory=set)
     wrong_after: Callable[[], str] = lambda: ""

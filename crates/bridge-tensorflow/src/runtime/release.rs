@@ -15,7 +15,7 @@ pub(crate) fn handed_over<O: Send + Sync + 'static>(owner: O) -> (Deallocator, *
 /// thread with the GIL is joining; so owners inside that need the GIL must not wait for it there
 /// (`bridge-pyo3`).
 unsafe extern "C" fn release<O>(_: *mut c_void, _: usize, owner: *mut c_void) {
-    // SAFETY: this is the box that `handed_over` made, and TensorFlow passes it once. A lease lets no panic out of its
+    // SAFETY: this is the box that `handed_over` made, and TensorFlow passes it once. A lease catches panics of its
     // drop, and the other owners have none.
     drop(unsafe { Box::from_raw(owner.cast::<O>()) });
 }

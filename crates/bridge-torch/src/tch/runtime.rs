@@ -37,7 +37,7 @@ impl Runtime {
         let streams = Streams::find().filter(|_| Cuda::device_count() > 0);
         let numbers = Numbers::of(&libtorch, streams.is_some());
         let allocator = Allocator::find(&libtorch);
-        // `tch` has no kind for some dtypes of libtorch, and panics when it is asked for one.
+        // `tch` has no kind for some dtypes of libtorch, and panics when one is requested.
         let has_kind = |dtype: DType| Ok::<_, Error>(none_of(&libtorch, &numbers, dtype)?.f_kind().is_ok());
         let kinds = numbers.dtypes().map(|dtype| Ok((dtype, has_kind(dtype)?))).collect::<Result<Vec<_>>>()?;
         let profile = Profile::export_only("tch")

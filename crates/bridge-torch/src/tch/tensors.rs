@@ -37,7 +37,7 @@ impl Memory<'_> {
         let number = numbers.number(self.dtype)?;
         let mut tensor = ptr::null_mut();
         // SAFETY: shape and strides have as many lengths as stated; the result is writable. The caller guarantees the
-        // memory. The deleter lets no panic out.
+        // memory. The deleter catches panics.
         let code = unsafe {
             (libtorch.from_blob)(
                 ptr::with_exposed_provenance_mut(self.data),

@@ -97,7 +97,7 @@ mod tests {
         }
     }
 
-    /// Returns the ranges of mapped memory for which huge pages are asked, inside this one.
+    /// Returns the ranges of mapped memory, inside this one, for which huge pages are requested.
     #[cfg(target_os = "linux")]
     fn advised(within: &std::ops::Range<usize>) -> Vec<std::ops::Range<usize>> {
         let number = |text| usize::from_str_radix(text, 16).ok();

@@ -299,7 +299,7 @@ fn a_move_that_is_ended_leaves_no_work_on_its_target() {
     let view = |device, data| Strided { device, data, layout: &layout };
     let (from, to) = (source.as_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
     let stop: Tick = Rc::new(|_| Err(Error::new(ErrorKind::Framework, "enough")));
-    // On one thread, which is told of its pieces.
+    // On one thread, which reports its pieces.
     let cuts = Cuts { up: Cut { threads: 1, ..CUTS.up }, ..CUTS };
     let moves = Moves { cuts: &cuts, ..moves(&sim, &pool) };
     // SAFETY: both are vectors of that length.

@@ -304,7 +304,7 @@ fn store_step() -> impl Strategy<Value = StoreStep> {
 proptest! {
     /// A store's shares are those that names stand for, whatever ends when. Each question gets one answer, in the
     /// order of the questions of its connection. What is put stays when its connection ends. Each process that has
-    /// put a ticket is told once when no name stands for it.
+    /// put a ticket is notified once when no name stands for it.
     #[test]
     fn a_store_has_what_names_stand_for(steps in prop::collection::vec(store_step(), 1..120)) {
         let fake = Fake::default();

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import what is asked for: ``v1`` does not need NumPy, and the functions do."""
+        """Import the attribute's module: ``v1`` does not need NumPy, and the functions do."""
         if name in ("edges", "operations", "v1"):
             return importlib.import_module(f".{name}", __name__)
         if name in __all__:

@@ -377,7 +377,7 @@ fn a_tree_in_a_capture_is_refused_before_anything_is_launched() {
 #[test]
 fn a_tree_tells_how_far_it_is_and_what_hears_it_may_end_it() {
     let (_one, sim, pool) = device();
-    // On one thread, which is told of its pieces.
+    // On one thread, which reports its pieces.
     let cut = Cut { threads: 1, ..SMALL.up };
     let cuts = Cuts { down: cut, up: cut, ..SMALL };
     let moves = Moves { cuts: &cuts, ..packing(sim, &pool) };
