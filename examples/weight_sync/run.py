@@ -1,4 +1,4 @@
-"""Synchronise weights between a trainer and an engine, and kill either of them now and then.
+"""Synchronise weights between a trainer and an engine, and kill either of them at random.
 
 The trainer publishes a version after each step, the engine serves from the newest one. Each may be killed at any time,
 and started again, while the other goes on. Without options it ends within half a minute::

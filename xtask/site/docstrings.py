@@ -132,7 +132,7 @@ def linked(text: str) -> str:
 
 
 def callable_in(core: griffe.Module, name: str, signature: str) -> None:
-    """Put a function in the place of what the stub declares otherwise: an attribute, ``_To[Tensor]``, or overloads."""
+    """Replace by a function what the stub declares otherwise: an attribute, ``_To[Tensor]``, or overloads."""
     declared, overloads = core.members.get(name), core.overloads.pop(name, None)
     if not overloads and not isinstance(declared, griffe.Attribute):
         return

@@ -58,7 +58,7 @@ pub fn write(out: &Path) -> Result<()> {
     write_as(out, RELEASE)
 }
 
-/// The same, with the libraries of another profile of cargo in the place of those of a release.
+/// The same, with the libraries of another profile of cargo instead of those of a release.
 pub fn write_as(out: &Path, profile: &str) -> Result<()> {
     let argument = format!("--profile={profile}");
     let argument = |word: &&'static str| if *word == "--release" { argument.clone() } else { (*word).to_owned() };

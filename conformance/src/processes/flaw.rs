@@ -53,7 +53,7 @@ macro_rules! flaws {
 flaws! {
     /// The tensor is opened at the start of its memory.
     OffsetDropped = "offset_dropped_in_ticket", "values", Back, streams false;
-    /// A lease is never given back.
+    /// A lease is never returned.
     LeaseLost = "lease_lost", "life", Back, streams false;
     /// The owner reuses its memory although it is leased.
     LeaseIgnored = "lease_ignored", "life", Back, streams false;

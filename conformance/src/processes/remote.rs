@@ -479,7 +479,7 @@ impl Subject for Remote {
         if self.device == Device::CPU { 1 } else { 2 }
     }
 
-    /// Also counts what either process shares with the other: a lease that is never given back stays in use.
+    /// Also counts what either process shares with the other: a lease that is never returned stays in use.
     fn settle(&self) -> Result<Option<usize>> {
         match self.line.ask(&Request::Settle, &[])?.0 {
             Answer::Used(used) => Ok(Some(used + held())),

@@ -1,4 +1,4 @@
-//! An adapter that tells whether what it has exported was given back.
+//! An adapter that tells whether what it has exported was returned.
 
 use bridge_core::{
     Adapter, Allocation, Consumer, DType, Device, Export, Failed, Memory, Offer, Order, Profile, Result,
@@ -6,7 +6,7 @@ use bridge_core::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// A source, whose exports set the flag when their memory is given back.
+/// A source, whose exports set the flag when their memory is returned.
 pub(super) struct Watched<'a, F> {
     pub(super) adapter: &'a dyn Adapter<Tensor = F>,
     pub(super) returned: Arc<AtomicBool>,

@@ -150,7 +150,7 @@ unsafe impl DeviceBuffer for SimBuffer {
 impl Drop for SimBuffer {
     fn drop(&mut self) {
         if let (Reuse::InStreamOrder, Owner::Own(block)) = (self.reuse, &self.tensor.owner) {
-            // The block may be given back on another thread, which has another per-thread stream.
+            // The block may be returned on another thread, which has another per-thread stream.
             let kept = if is_planted("sim_records_per_thread") { self.stream } else { self.stream.on_any_thread() };
             block.record_stream(kept, self.keep.take());
         }

@@ -1,6 +1,6 @@
 /*
  A plan has the error of its transfer, for memory of every kind of device, with a driver or without. A separate program:
- without a driver the library keeps memory of a GPU for good, because no stream can be waited for.
+ without a driver the library keeps memory of a GPU forever, because no stream can be waited for.
  */
 #include "check.h"
 

@@ -126,7 +126,7 @@ impl Error {
         self
     }
 
-    /// Puts other advice in the place of `advice`.
+    /// Replaces `advice`.
     pub(crate) fn instead(mut self, advice: Advice, other: Advice) -> Self {
         self.advised.replace(advice, other);
         self

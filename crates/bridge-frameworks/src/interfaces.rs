@@ -98,7 +98,7 @@ fn with_data<'py>(object: &PyTensor<'py>, interface: &Bound<'py, PyDict>) -> Res
     complete().map_err(|error| raised(py, error))
 }
 
-/// Returns whether all elements of an array lie in the buffer that its interface has in the place of an address.
+/// Returns whether all elements of an array lie in the buffer that its interface has instead of an address.
 fn is_within(interface: &Bound<'_, PyDict>, array: &PyTensor<'_>) -> PyResult<bool> {
     let data = match interface.get_item("data")? {
         Some(data) if !data.is_instance_of::<PyTuple>() && !data.is_none() => data,

@@ -37,7 +37,7 @@ fn ndarray() -> NdArray {
     unsafe { NdArray::new() }
 }
 
-/// Begins a run of a model. A wait is interrupted now and then.
+/// Begins a run of a model. Some waits are interrupted.
 fn begin(folder: &Folder) -> Arc<Exporter> {
     begin_process();
     while_waiting(|| match thread_rng().gen_range(0..16) {

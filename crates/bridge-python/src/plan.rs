@@ -138,7 +138,7 @@ takes_keywords! {
     /// Returns
     /// -------
     /// Plan or container
-    ///     For a container the same with a ``Plan`` in the place of each tensor.
+    ///     For a container the same with a ``Plan`` instead of each tensor.
     ///
     /// Raises
     /// ------

@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 /// -------
 /// dict of str to int
 ///     ``leased`` views were made, and ``released`` views were returned to their owners. The memory of ``pending``
-///     views still waits for the device; the memory of ``leaked`` views is kept for good, because the driver cannot
+///     views still waits for the device; the memory of ``leaked`` views is kept permanently, because the driver cannot
 ///     tell when it may be reused. ``unclaimed`` results of TensorFlow's graphs wait for ``take``; ``reclaimed``
 ///     results were dropped with their session before any ``take``.
 ///

@@ -383,7 +383,7 @@ def test_a_put_that_is_interrupted_is_listed_or_ended(tmp_path: Path) -> None:
         names.put("x", ARRAY[:1])
         eventually(lambda: processes.held()["shares"] == 1)
         assert names.get("x", "numpy").shape == (1, ARRAY.shape[1])
-    # What was opened is given back by a message.
+    # What was opened is returned by a message.
     eventually(lambda: processes.held()["shares"] == 0)
 
 

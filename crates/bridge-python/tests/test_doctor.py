@@ -48,7 +48,7 @@ PRINTED: dict[str, dict[str, Any]] = {
 
 
 def printing(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> None:
-    """Put what the probes print in the place of the processes that print it."""
+    """Replace the processes of the probes by what they print."""
 
     def run(probes: list[list[str]], *rest: Any) -> list[tuple[int | None, str, str]]:
         names = [arguments[-1] if arguments[0] == "framework" else arguments[0] for arguments in probes]

@@ -49,7 +49,7 @@ def spread(random: np.random.Generator, shape: list[int], kind: Any, device: str
 
 
 def piece(random: np.random.Generator, direction: tuple[str, str]) -> tuple[Any, Any]:
-    """Return a source and a target of one shape: small, mostly, and now and then too large to be packed."""
+    """Return a source and a target of one shape: small, mostly, and sometimes too large to be packed."""
     kind = KINDS[int(random.integers(len(KINDS)))]
     shape = [int(length) for length in random.integers(0, 30, random.integers(0, 4))]
     if shape and random.random() < 0.4:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("ipc_folder")
 
 
 def leases() -> int:
-    """Return the number of leases. What was opened is given back by a message: wait for it."""
+    """Return the number of leases. What was opened is returned by a message: wait for it."""
     return processes.held()["leases"]
 
 
@@ -245,7 +245,7 @@ def test_a_fork_shares_for_itself() -> None:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        # Nothing of the parent's is given back here, and what is shared here is the child's own.
+        # Nothing of the parent's is returned here, and what is shared here is the child's own.
         status = 1
         try:
             del view

@@ -1,4 +1,4 @@
-"""Tensors of a CUDA device in other processes: in place, in order in both directions, and given back."""
+"""Tensors of a CUDA device in other processes: in place, in order in both directions, and returned."""
 
 from __future__ import annotations
 

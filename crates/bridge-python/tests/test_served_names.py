@@ -25,7 +25,7 @@ def _anew() -> None:
 
 
 def shares() -> int:
-    """Return the number of shares. What was opened is given back by a message: wait for it."""
+    """Return the number of shares. What was opened is returned by a message: wait for it."""
     return processes.held()["shares"]
 
 

@@ -1,7 +1,7 @@
 //! Memory of storages on the host, which lives as long as it is exported.
 //!
 //! PyTorch gives a storage other memory and frees the old one, as `share_memory_` and `resize_` do. To hold the storage
-//! does not keep its memory then. So an export puts [`let_go`] in the place of the function that PyTorch calls to free
+//! does not keep its memory then. So an export puts [`let_go`] where PyTorch has the function that it calls to free
 //! the memory, and counts the exports: what PyTorch lets go of is freed after the last of them. Nothing else of the
 //! storage changes, and the function stays there after the last export.
 

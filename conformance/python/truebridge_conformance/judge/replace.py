@@ -1,4 +1,4 @@
-"""Calls the package in the place of a framework's function, and counts how often."""
+"""Calls the package instead of a framework's function, and counts how often."""
 
 from __future__ import annotations
 

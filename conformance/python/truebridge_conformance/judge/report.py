@@ -78,7 +78,7 @@ class Report:
             f"# {self.suite}",
             self.heading(),
             f"| verdict | tests |\n|---|--:|\n{counts}",
-            f"The package was called in the place of {_listed(self.replaced)}.",
+            f"The package was called instead of {_listed(self.replaced)}.",
         ]
         if self.environment:
             variables = [f"{name}={value}" for name, value in self.environment.items()]

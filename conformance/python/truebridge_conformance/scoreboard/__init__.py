@@ -1,7 +1,7 @@
 """The scoreboard: every framework's own interchange, judged by the properties of the suite.
 
 Each judgement is a program of about ten lines that needs nothing of this project: the program that is run is the one
-that the report shows. truebridge is judged by the same programs, with its own call in the place of the framework's.
+that the report shows. truebridge is judged by the same programs, with its own call instead of the framework's.
 """
 
 from __future__ import annotations

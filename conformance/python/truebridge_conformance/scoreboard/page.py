@@ -196,7 +196,7 @@ def _method(report: Report) -> str:
     }
     return (
         "Every verdict is that of a program which is shown here or printed by `cargo xtask scoreboard --print`; it "
-        "needs nothing of this project. truebridge is judged by the same programs, with its call in the place of the "
+        "needs nothing of this project. truebridge is judged by the same programs, with its call instead of the "
         "framework's. Programs of one pair run one after another in a process. One that came out *wrong* ran again "
         "in a separate process, and that run is the verdict. Each framework's lines were tried on its own tensors "
         "first: where they do not do what they are for, no pair is judged by them. A line that raises is *refused* "

@@ -41,7 +41,7 @@ collections = itertools.count()
 
 
 def collect() -> None:
-    """Collect garbage: what became garbage lately, and now and then all of it.
+    """Collect garbage: what became garbage lately, and sometimes all of it.
 
     The traces and programs of JAX and TensorFlow live long, and to visit them all takes some 10 ms. Where something is
     not released, the suite calls this again and again.

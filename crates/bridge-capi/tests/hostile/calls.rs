@@ -209,7 +209,7 @@ impl Program {
         Box::into_raw(Box::new(Owner { released, shape: shape.to_vec(), strides: strides.to_vec() }))
     }
 
-    /// Puts the result of a call into a slot, in the place of another tensor.
+    /// Puts the result of a call into a slot, where it replaces another tensor.
     fn put(&mut self, slot: usize, status: i32, object: Object, readable: bool) {
         if !done(status) {
             assert_eq!(object, UNTOUCHED, "a failed call has written a result");

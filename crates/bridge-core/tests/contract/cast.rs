@@ -1,5 +1,5 @@
 //! Copies that cast: which pairs are cast, what is refused before anything is written, and that bytes are never copied
-//! in the place of a cast.
+//! instead of a cast.
 
 use crate::common::Event::{self, Copied as Launched, Dropped};
 use crate::common::{Copied, Item, Log, OWNER, Office, Paper, READER, Recorder};
@@ -130,7 +130,7 @@ struct Bytes;
 // SAFETY: nothing is called.
 unsafe impl Copies for Bytes {
     unsafe fn copy(&self, _: Strided<'_>, _: Strided<'_>, _: u128, _: Option<bridge_core::Stream>) -> Result<()> {
-        panic!("bytes are copied in the place of a cast")
+        panic!("bytes are copied instead of a cast")
     }
 }
 

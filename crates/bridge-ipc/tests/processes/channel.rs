@@ -33,7 +33,7 @@ pub fn interrupted_at<T>(time: Instant, wait: impl FnOnce() -> T) -> T {
     while_it_waits(program, wait)
 }
 
-/// Runs a program now and then while something waits.
+/// Runs a program from time to time while something waits.
 fn while_it_waits<T>(program: impl FnMut() -> Result<()> + 'static, wait: impl FnOnce() -> T) -> T {
     while_waiting(|| PROGRAM.with_borrow_mut(|program| program.as_mut().map_or(Ok(()), |program| program())));
     PROGRAM.set(Some(Box::new(program)));
@@ -107,7 +107,7 @@ fn an_answer_is_never_that_of_another_question() {
     assert_eq!(read(&one(&second).unwrap()).unwrap(), "2");
     kept.check().unwrap();
     assert_eq!(read(&kept).unwrap(), "1");
-    // What came late was given back.
+    // What came late was returned.
     let start = Instant::now();
     while child.ask("leases") != "1" {
         assert!(start.elapsed() < PATIENCE);
@@ -145,7 +145,7 @@ fn a_process_has_ended_although_its_fork_has_the_socket() {
     }
 }
 
-/// A question is given up, and its answer comes with that of the next: the lease of the first is given back, and its
+/// A question is given up, and its answer comes with that of the next: the lease of the first is returned, and its
 /// descriptors are not those of the second. Views that were opened before are still good.
 #[test]
 fn a_late_answer_is_given_back() {

@@ -34,7 +34,7 @@ const ANSWER: &str = "answer: ";
 
 /// Runs this test in a process without other tests, and returns `false` there.
 ///
-/// A child has what its parent has open, a fork for good and a program until it starts. So a test that forks, or that
+/// A child has what its parent has open, a fork forever and a program until it starts. So a test that forks, or that
 /// needs a file or a socket that no other process has open, disturbs others or is disturbed by them.
 pub fn runs_alone() -> bool {
     if std::env::var_os(ALONE).is_some() {

@@ -24,7 +24,7 @@ const OUT_OF_MEMORY: &[(&str, &str)] = &[
     // adapters: end
 ];
 
-/// What plain `RuntimeError`s say in the place of such a class.
+/// What plain `RuntimeError`s say instead of such a class.
 const NO_MEMORY: &[&str] = &["DefaultCPUAllocator: can't allocate memory"];
 
 /// Returns the first line of `text`, cut to a length that a message can hold.

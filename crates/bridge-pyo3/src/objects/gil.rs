@@ -98,7 +98,7 @@ pub fn refuse_subinterpreters(py: Python<'_>) -> PyResult<()> {
         0 => Ok(()),
         -1 => Err(PyErr::fetch(py)),
         _ => Err(PyImportError::new_err(
-            "truebridge works in the main interpreter only: import it there, or use a process in the place of the \
+            "truebridge works in the main interpreter only: import it there, or use a process instead of the \
              subinterpreter",
         )),
     }

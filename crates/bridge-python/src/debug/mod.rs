@@ -1,7 +1,7 @@
 //! Looks for races, for `truebridge.debug`.
 //!
 //! While it is on, the exports of conversions are wrapped in an [`Owner`]. At the export it asks the driver for streams
-//! with work that the export is not ordered after. When the memory is given back it asks for streams of the consumer
+//! with work that the export is not ordered after. When the memory is returned it asks for streams of the consumer
 //! that its owner does not wait for, and overwrites the memory if it has no other owner. Off, that costs nothing
 //! besides the flag that traces have as well.
 
@@ -62,7 +62,7 @@ impl Drop for Owner {
     }
 }
 
-/// What happens when the memory is given back. It is dropped with the GIL, on a thread that Python knows.
+/// What happens when the memory is returned. It is dropped with the GIL, on a thread that Python knows.
 struct Ending {
     /// `None` only while it is being dropped; so with `keep_alive`.
     exported: Option<Export>,

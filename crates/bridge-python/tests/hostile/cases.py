@@ -46,7 +46,7 @@ def among(*values: Any) -> Field:
 
 
 def rarely(usual: Any, *others: Any, one_in: int = 8) -> Field:
-    """Draw one of the others now and then. ``usual`` is a value, or a field itself."""
+    """Mostly draw ``usual``, otherwise one of the others. ``usual`` is a value, or a field itself."""
     usual = usual if isinstance(usual, Field) else among(usual)
     # `one_of` would draw from both equally often.
     chance = st.integers(1, one_in)
@@ -218,7 +218,7 @@ KINDS: dict[str, Kind] = {
         dtype=among("uint8", "int16", "float32", "complex128"),
         writeable=rarely(True, False, one_in=5),
     ),
-    # Anything in the place of an argument.
+    # Any object as an argument.
     "arguments": kind(
         call=among(
             "convert", "plan", "profile", "device", "record_stream", "tensor", "order", "permute", "source", "out"
@@ -243,7 +243,7 @@ KINDS: dict[str, Kind] = {
         order=rarely(among(None, "C", "F"), "c", "A", "K", *NONSENSE),
         device=rarely(None, "cpu", "cpu", "cpu:1", "cuda:0", "cuda:99", "cuda:-1", *DEVICES, *NONSENSE, one_in=3),
     ),
-    # A tree of containers, and now and then one in it that does not behave.
+    # A tree of containers, and sometimes one in it that does not behave.
     "tree": kind(
         tree=Field(
             ["list", "array"],

@@ -88,7 +88,7 @@ def shown(tree: Any, ordered: bool) -> Any:
 
 
 def numbers(data: bytearray, at: int, value: int) -> None:
-    """Writes another number in the place of one of those that stand in the file as digits."""
+    """Replaces one of the numbers that stand in the file as digits."""
     found = list(re.finditer(rb"\d+", data[:4096]))
     if found:
         first, last = found[at % len(found)].span()

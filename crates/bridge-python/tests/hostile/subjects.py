@@ -319,7 +319,7 @@ def strided(case: Case) -> Subject:
 
 
 def arguments(case: Case) -> Subject:
-    """Anything in the place of a target, a device, a stream or a tensor."""
+    """Any object as a target, a device, a stream or a tensor."""
     value = NONSENSE[case["value"]]()
     view = tb.to_numpy(np.ones(2))
     calls: dict[str, Callable[[], Any]] = {

@@ -125,8 +125,9 @@ impl Runtime {
     unsafe fn open_found(series: Series, folder: PathBuf) -> Result<&'static Self> {
         let other = |used: &Path| {
             let used = used.display();
-            let text =
-                format!("this process has loaded the TensorFlow in {used} already, for good: start another process");
+            let text = format!(
+                "this process has loaded the TensorFlow in {used}, and cannot unload it: start another process"
+            );
             Error::new(ErrorKind::Argument, text)
         };
         let runtime = Self::get_or(series, || match Libraries::folder_loaded(series) {

@@ -74,7 +74,7 @@ pub(super) struct Relay<'a> {
     /// Blocks that are packed, until their copy has left; and blocks for what arrives, until it is spread.
     packed: VecDeque<Block<'a>>,
     arriving: VecDeque<Block<'a>>,
-    /// The streams that are given back.
+    /// The streams that are returned.
     lane: Option<(Place, Place)>,
 }
 

@@ -80,7 +80,7 @@ impl Channel {
                 std::thread::sleep(Duration::from_micros(random.below(3000) as u64));
                 Some(())
             }
-            // Longer than the program waits, now and then.
+            // Sometimes longer than the program waits.
             _ => {
                 std::thread::sleep(Duration::from_millis(random.below(250) as u64));
                 Some(())
@@ -130,7 +130,7 @@ impl Channel {
         front.map_or(Some(()), |answer| self.send(&answer, random))
     }
 
-    /// Sends a frame, in pieces now and then. `None`: the peer reads nothing, or has ended the connection.
+    /// Sends a frame, sometimes in pieces. `None`: the peer reads nothing, or has ended the connection.
     fn send(&self, answer: &Answer, random: &mut Random) -> Option<()> {
         let (mut at, mut tries) = (0, 0);
         while at < answer.bytes.len() {

@@ -79,7 +79,7 @@ pub fn play(random: &mut Random, beside: &Beside) -> &'static str {
             let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| opens(&path, &mut drawn(), beside))).collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             if let Some(anchor) = anchor {
-                // What came too late was given back.
+                // What came too late was returned.
                 let start = Instant::now();
                 let settled = |tables: &Records| tables.waiting == 0 && tables.leases.len() <= 1;
                 while anchor.check().is_ok() && !settled(&tables.lock().unwrap()) {
@@ -102,13 +102,13 @@ fn until_it_opens(ticket: &bridge_ipc::Ticket) -> IpcTensor {
     }
 }
 
-/// Opens, keeps and drops, gives up now and then, and forks.
+/// Opens, keeps and drops, sometimes gives up, and forks.
 fn opens(path: &std::path::Path, random: &mut Random, beside: &Beside) {
     let mut kept: Vec<(u64, IpcTensor)> = Vec::new();
     for _ in 0..5 + random.below(20) {
         match random.below(12) {
             0 => kept.clear(),
-            // As many as fill a socket when they are given back.
+            // As many as fill a socket when they are returned.
             1 if random.below(20) == 0 => {
                 let ticket = ticket_for(path, 1);
                 kept.extend((0..400).map_while(|_| Some((1, one(&ticket).ok()?))));
@@ -121,7 +121,7 @@ fn opens(path: &std::path::Path, random: &mut Random, beside: &Beside) {
             }
             _ => {
                 let (share, patience) = (random.below(SHARES as usize) as u64, random.below(150) as u64);
-                // Longer than an exporter has, now and then.
+                // Sometimes longer than an exporter has.
                 let patience = if random.below(40) == 0 { 60_000 } else { patience };
                 let ticket = ticket_for(path, share);
                 let start = Instant::now();
@@ -143,7 +143,7 @@ fn opens(path: &std::path::Path, random: &mut Random, beside: &Beside) {
 fn serve(mut channel: Channel, random: &mut Random, tables: &Mutex<Records>) {
     let (mut last, mut deaf, mut own) = (0, 0_u32, BTreeSet::new());
     let mut turn = || {
-        // It stops reading for some steps now and then.
+        // Sometimes it stops reading for some steps.
         deaf = if random.below(100) == 0 { 100 } else { deaf.saturating_sub(1) };
         if deaf == 0 {
             channel.read()?;

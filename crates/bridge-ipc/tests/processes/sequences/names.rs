@@ -38,7 +38,7 @@ pub fn play(random: &mut Random, _: &Beside) -> &'static str {
     "names"
 }
 
-/// Puts and gets, and gives up now and then.
+/// Puts and gets, and sometimes gives up.
 fn asks(client: &Client, exporter: &Arc<bridge_ipc::Exporter>, random: &mut Random) {
     for _ in 0..3 + random.below(12) {
         let name = NAMES[random.below(NAMES.len())];

@@ -281,7 +281,7 @@ def _unshare(parameter: Any) -> None:
     """Give the variable memory that no other tensor of TensorFlow has, unless it has already, and move its parameter.
 
     TensorFlow does so itself before it writes rows of a variable, also where there are none. It takes the parameter for
-    another tensor, so the memory is given back meanwhile.
+    another tensor, so the memory is returned meanwhile.
     """
     place = parameter._truebridge
     _order([parameter])

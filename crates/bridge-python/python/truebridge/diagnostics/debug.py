@@ -103,7 +103,7 @@ class Debug:
     ...     view = tb.to_numpy(array)
     ...     del array, view
     >>> print(debug)
-    Pieces of memory that were overwritten before they were given back: 1
+    Pieces of memory that were overwritten before they were returned: 1
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Debug:
 
     @property
     def poisoned(self) -> int:
-        """How many pieces of memory of this process were overwritten before they were given back."""
+        """How many pieces of memory of this process were overwritten before they were returned."""
         begin, so_far = self._poisoned
         return so_far + (_core.debug_poisoned() - begin if self._open else 0)
 
@@ -156,9 +156,7 @@ class Debug:
             text = f"{found.file}:{found.line}: {found}"
             counts[text] = counts.get(text, 0) + 1
         lines = [f"{text} ({count} times)" if count > 1 else text for text, count in counts.items()]
-        return "\n".join(
-            [*lines, f"Pieces of memory that were overwritten before they were given back: {self.poisoned}"]
-        )
+        return "\n".join([*lines, f"Pieces of memory that were overwritten before they were returned: {self.poisoned}"])
 
     def __repr__(self) -> str:
         """Return how much was found."""
