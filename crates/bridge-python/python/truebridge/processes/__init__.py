@@ -11,10 +11,15 @@ The first process keeps the memory until the ticket has expired and every proces
 tensors, or has ended. Long-running programs share under names: see ``serve`` and ``connect``.
 """
 
-from .client import Client
-from .names import Names, connect, serve
-from .publications import Publication, Subscription
+import importlib
+from typing import TYPE_CHECKING
+
 from .tickets import Ticket, configure, held, open, revoke, share, transport
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .names import Names, connect, serve
+    from .publications import Publication, Subscription
 
 __all__ = [
     "Client",
@@ -31,3 +36,21 @@ __all__ = [
     "share",
     "transport",
 ]
+
+if not TYPE_CHECKING:
+    #: Imported at first use, to keep the first ticket short.
+    _LAZY = {
+        "Client": "client",
+        **dict.fromkeys(("Names", "connect", "serve"), "names"),
+        **dict.fromkeys(("Publication", "Subscription"), "publications"),
+    }
+
+    def __getattr__(name: str) -> object:
+        if name in _LAZY.values():
+            return importlib.import_module(f".{name}", __name__)
+        if name in _LAZY:
+            return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, *_LAZY.values()})
