@@ -8,7 +8,6 @@ use crate::{
     Access, Adapter, Consumer, Device, DeviceKind, Export, Lease, Offer, Options, Order, Ordering, Plan, Profile,
     Result, Stream, plan,
 };
-use std::cell::OnceCell;
 use std::sync::Arc;
 
 /// The owner's stream, and the stream that waits for it.
@@ -20,10 +19,6 @@ pub(crate) struct Conversion<'a, F, T> {
     pub(crate) to: &'a dyn Adapter<Tensor = T>,
     /// What `to` has stated once: a plan, a copy and an offer must mean the same profile, whatever it states later.
     pub(crate) profile: &'a Profile,
-    /// The consumer of `to`, which is asked for it once as well.
-    pub(crate) consumer: &'a Arc<dyn Consumer>,
-    /// That of `from`, from the first use on.
-    pub(crate) producer: OnceCell<Arc<dyn Consumer>>,
     pub(crate) ordering: &'a Arc<dyn Ordering>,
     pub(crate) options: &'a Options,
     /// The batch that the tensor belongs to, if any.
@@ -34,39 +29,44 @@ impl<'a, F, T> Conversion<'a, F, T> {
     pub(crate) fn new(
         from: &'a dyn Adapter<Tensor = F>,
         to: &'a dyn Adapter<Tensor = T>,
-        (profile, consumer): (&'a Profile, &'a Arc<dyn Consumer>),
+        profile: &'a Profile,
         ordering: &'a Arc<dyn Ordering>,
         options: &'a Options,
     ) -> Self {
-        Self { from, to, profile, consumer, producer: OnceCell::new(), ordering, options, batch: None }
+        Self { from, to, profile, ordering, options, batch: None }
     }
 
     /// Exports the tensor, and plans.
     pub(crate) fn export(&self, tensor: &F) -> Result<(Export, Plan)> {
         let exported = self.from.export(tensor)?.permuted(self.options.permute.as_ref())?;
         let path = plan(&exported, self.profile, self.options)?;
-        used(&exported, || self.producer());
+        used(&exported, || self.from.consumer());
         // A target that keeps protected memory read-only needs no promise for it.
         let kept = exported.buffer().access() == Access::ReadOnly && self.profile.keeps_read_only;
         Ok((if self.options.read_only && !kept { exported.promised() } else { exported }, path))
     }
 
-    /// Returns the consumer of `from`.
-    pub(crate) fn producer(&self) -> &Arc<dyn Consumer> {
-        self.producer.get_or_init(|| self.from.consumer())
-    }
-
     /// Orders the consumer's stream after the owner's, and imports the memory.
     pub(crate) fn import(&self, exported: Export, copied: bool) -> Result<(T, Streams)> {
+        self.import_for(self.to.consumer(), exported, copied)
+    }
+
+    /// As [`import`](Self::import), for the consumer of `to`.
+    pub(crate) fn import_for(
+        &self,
+        consumer: Arc<dyn Consumer>,
+        exported: Export,
+        copied: bool,
+    ) -> Result<(T, Streams)> {
         let device = self.landing(&exported);
         let exported = if copied { exported.fresh() } else { exported }.seen_on(device);
         // The host reads memory of the host, whatever stream a consumer names.
         let streams = exported.buffer().stream().is_some() && device.kind != DeviceKind::CPU;
-        let reader = if streams { self.consumer.current_stream(device)? } else { None };
+        let reader = if streams { consumer.current_stream(device)? } else { None };
         let ordered = order_after(self.ordering, &exported, reader, self.batch)?;
         let watch = self.options.watch && exported.buffer().access() == Access::Immutable;
         let exported = if watch { exported.watched() } else { exported };
-        let lease = Lease::new(exported, reader, copied, Arc::clone(self.consumer), Arc::clone(self.ordering));
+        let lease = Lease::new(exported, reader, copied, consumer, Arc::clone(self.ordering));
         let lease = match self.batch {
             Some(batch) => batch.join(lease),
             None => lease,
@@ -94,10 +94,9 @@ impl<'a, F, T> Conversion<'a, F, T> {
 
 /// Records the stream of an export in the views of its framework: the tensor may itself be a view of imported memory,
 /// whose owner must then wait for this use, a copy included.
-pub(crate) fn used<C: AsRef<dyn Consumer>>(exported: &Export, producer: impl FnOnce() -> C) {
+pub(crate) fn used(exported: &Export, producer: impl FnOnce() -> Arc<dyn Consumer>) {
     if let Some(stream) = exported.buffer().stream() {
         let producer = producer();
-        let producer = producer.as_ref();
         let keep = || producer.keep(exported.device(), stream);
         ordering::used(producer.views(), exported.device(), exported.buffer().address(), stream.on_any_thread(), keep);
     }

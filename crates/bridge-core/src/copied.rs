@@ -8,8 +8,8 @@ use crate::overlap::share_bytes;
 use crate::plan::{landing, loses_read_only, moves_to, needed};
 use crate::planted::is_planted;
 use crate::{
-    Adapter, Advice, Consumer, Device, DeviceKind, Dims, Error, ErrorKind, Export, Options, Order, Ordering, Result,
-    Reuse, host_copy,
+    Adapter, Advice, Device, DeviceKind, Dims, Error, ErrorKind, Export, Options, Order, Ordering, Result, Reuse,
+    host_copy,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -116,7 +116,7 @@ impl<F, T> Conversion<'_, F, T> {
     /// The ordering's copies fill fresh memory of the consumer, which is the result.
     fn by_ordering_into_consumer(&self, exported: Export) -> Result<Rung<Copied<T>>> {
         let (memory, device) = (exported.device(), self.landing(&exported));
-        let filled = self.by_ordering_into(self.to, self.consumer, exported.seen_on(device))?;
+        let filled = self.by_ordering_into(self.to, exported.seen_on(device))?;
         Ok(match filled {
             Ok((copy, _, ordered)) => Ok((copy, ordered, CopiedBy::filling(device))),
             Err(exported) => Err(exported.seen_on(memory)),
@@ -126,7 +126,7 @@ impl<F, T> Conversion<'_, F, T> {
     /// The ordering's copies fill fresh memory of the producer, of which the consumer imports a view.
     fn by_ordering_into_producer(&self, exported: Export) -> Result<Rung<Copied<T>>> {
         let device = exported.device();
-        let copy = match self.by_ordering_into(self.from, self.producer(), exported)? {
+        let copy = match self.by_ordering_into(self.from, exported)? {
             Ok((_, copy, _)) => copy,
             Err(exported) => return Ok(Err(exported)),
         };
@@ -139,7 +139,6 @@ impl<F, T> Conversion<'_, F, T> {
     fn by_ordering_into<X>(
         &self,
         side: &dyn Adapter<Tensor = X>,
-        consumer: &Arc<dyn Consumer>,
         exported: Export,
     ) -> Result<Rung<(X, Export, Streams)>> {
         // Before anything is allocated: a consumer may have memory only for one copy.
@@ -149,7 +148,7 @@ impl<F, T> Conversion<'_, F, T> {
         match self.fresh_of(side, exported.device(), &exported)? {
             Some((fresh, target)) if !share_bytes(&target, &exported) => {
                 prepare(&target, self.ordering);
-                let filled = fill(exported, &target, Arc::clone(consumer), self.ordering, self.batch)?;
+                let filled = fill(exported, &target, side.consumer(), self.ordering, self.batch)?;
                 Ok(filled.map(|ordered| (fresh, target, ordered)))
             }
             _ => Ok(Err(exported)),
@@ -215,16 +214,17 @@ impl<F, T> Conversion<'_, F, T> {
             return Ok(Err(exported));
         }
         let elements = (exported.dtype(), exported.layout().shape());
-        let target = match fresh_beside((self.profile, self.consumer), self.ordering, device, elements, self.order()) {
+        let consumer = self.to.consumer();
+        let target = match fresh_beside((self.profile, &consumer), self.ordering, device, elements, self.order()) {
             Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(Err(exported)),
             target => target?,
         };
-        let ordered = match fill(exported, &target, Arc::clone(self.consumer), self.ordering, self.batch)? {
+        let ordered = match fill(exported, &target, Arc::clone(&consumer), self.ordering, self.batch)? {
             Ok(ordered) => ordered,
             Err(exported) => return Ok(Err(exported)),
         };
         self.batch.iter().for_each(|batch| batch.disorder());
-        let (copy, _) = self.import(target, true)?;
+        let (copy, _) = self.import_for(consumer, target, true)?;
         Ok(Ok((copy, ordered, CopiedBy::Kernels)))
     }
 

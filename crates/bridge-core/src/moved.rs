@@ -21,13 +21,14 @@ impl<F, T> Conversion<'_, F, T> {
         self.batch.iter().for_each(|batch| batch.disorder());
         copies.reaches(exported.device()).and_then(|()| copies.reaches(device))?;
         if let Some((fresh, target)) = self.fresh_of(self.to, device, &exported)? {
-            let (ordered, _) = move_into(exported, target, Arc::clone(self.producer()), self.ordering)?;
+            let (ordered, _) = move_into(exported, target, self.from.consumer(), self.ordering)?;
             return Ok((fresh, ordered, CopiedBy::Move));
         }
         let (dtype, shape) = (exported.dtype(), exported.layout().shape());
-        let target = fresh_beside((self.profile, self.consumer), self.ordering, device, (dtype, shape), self.order())?;
-        let (ordered, target) = move_into(exported, target, Arc::clone(self.producer()), self.ordering)?;
-        let (result, _) = self.import(target, true)?;
+        let consumer = self.to.consumer();
+        let target = fresh_beside((self.profile, &consumer), self.ordering, device, (dtype, shape), self.order())?;
+        let (ordered, target) = move_into(exported, target, self.from.consumer(), self.ordering)?;
+        let (result, _) = self.import_for(consumer, target, true)?;
         Ok((result, ordered, CopiedBy::Move))
     }
 }

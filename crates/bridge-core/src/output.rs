@@ -98,8 +98,8 @@ impl<T> Output<'_, T> {
         match tensor {
             Some(tensor) => Ok(tensor),
             None => {
-                let (consumer, options) = (to.consumer(), Options::default());
-                Ok(Conversion::new(to, to, (profile, &consumer), ordering, &options).import(exported, true)?.0)
+                let options = Options::default();
+                Ok(Conversion::new(to, to, profile, ordering, &options).import(exported, true)?.0)
             }
         }
     }

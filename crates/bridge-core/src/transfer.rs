@@ -60,8 +60,7 @@ pub fn transfer<F, T>(
     ordering: &Arc<dyn Ordering>,
     options: &Options,
 ) -> Result<(T, Transfer)> {
-    let consumer = to.consumer();
-    let conversion = Conversion::new(from, to, (to.profile(), &consumer), ordering, options);
+    let conversion = Conversion::new(from, to, to.profile(), ordering, options);
     finish(&conversion, conversion.export(tensor)?, tensor)
 }
 
@@ -81,9 +80,8 @@ pub fn transfer_all<F, T>(
     options: &Options,
 ) -> Result<Vec<(T, Transfer)>, Failed> {
     let batch = Batch::of(tensors.len());
-    let (profile, consumer) = (to.profile(), to.consumer());
-    let conversion =
-        |from| Conversion { batch: Some(&batch), ..Conversion::new(from, to, (profile, &consumer), ordering, options) };
+    let profile = to.profile();
+    let conversion = |from| Conversion { batch: Some(&batch), ..Conversion::new(from, to, profile, ordering, options) };
     let failed = |index| {
         move |error| {
             planted::failed();
@@ -92,17 +90,15 @@ pub fn transfer_all<F, T>(
     };
     let mut exported = Vec::with_capacity(tensors.len());
     for (index, (from, tensor)) in tensors.iter().enumerate() {
-        let conversion = conversion(*from);
-        let export = conversion.export(tensor).map_err(failed(index))?;
-        exported.push((conversion, export));
+        exported.push(conversion(*from).export(tensor).map_err(failed(index))?);
     }
     if is_planted("core_batch_planned_by_first") {
-        let first = exported.first().map(|(_, (_, plan))| *plan);
-        exported.iter_mut().for_each(|(_, (_, plan))| *plan = first.unwrap_or(*plan));
+        let first = exported.first().map(|(_, plan)| *plan);
+        exported.iter_mut().for_each(|(_, plan)| *plan = first.unwrap_or(*plan));
     }
     let mut results = Vec::with_capacity(tensors.len());
-    for (index, ((_, tensor), (conversion, exported))) in tensors.iter().zip(exported).enumerate() {
-        results.push(finish(&conversion, exported, tensor).map_err(failed(index))?);
+    for (index, ((from, tensor), exported)) in tensors.iter().zip(exported).enumerate() {
+        results.push(finish(&conversion(*from), exported, tensor).map_err(failed(index))?);
     }
     if is_planted("core_batch_swapped") && results.len() > 1 {
         results.swap(0, 1);

@@ -300,7 +300,7 @@ unsafe impl Adapter for DLPack {
     }
 
     fn import(&self, offer: Offer) -> Result<Tensor> {
-        Ok(offer.accept(self.profile(), &self.consumer())?.into())
+        Ok(offer.accept(&self.profile, &self.consumer)?.into())
     }
 
     fn compact(&self, _: &Tensor) -> Result<Tensor> {
