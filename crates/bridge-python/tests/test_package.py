@@ -259,7 +259,7 @@ REASONS: dict[str, str] = {
     "crates/bridge-frameworks/src/protocol.rs": "knows what other producers' protocols say, and NumPy's is one of them",
     "crates/bridge-frameworks/src/interfaces.rs": "reads the array interface, whose fields are NumPy's",
     "crates/bridge/src/lib.rs": "features that the examples of a page of the documentation need",
-    "crates/bridge-frameworks/src/objects.rs": TENSORFLOW1,
+    "crates/bridge-frameworks/src/adapters.rs": TENSORFLOW1,
     "crates/bridge-pyo3/src/objects/dtypes.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-pyo3/src/objects/mod.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/__init__.py": MODULES,
