@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from benches.reports import publish
@@ -348,11 +349,10 @@ def search(count: int, seed: int) -> Iterator[Found]:
         dtype = getattr(torch, layout.dtype)
         source = layout.view(memory[: layout.nbytes(layout.memory)].view(dtype).view(layout.memory))
         out = layout.out(room[: layout.nbytes(layout.shape)].view(dtype))
-        calls = [tb.copier(source, out=out), lambda out=out, source=source: out.copy_(source)]
+        calls: list[Callable[[], Any]] = [tb.copier(source, out=out), partial(out.copy_, source)]
         with stream:
             if layout.dtype != "bfloat16":
-                arrays = tb.to_cupy(out), tb.to_cupy(source)
-                calls.append(lambda arrays=arrays: cupy.copyto(*arrays))
+                calls.append(partial(cupy.copyto, tb.to_cupy(out), tb.to_cupy(source)))
             times = [1e6 * timed(call, 3, 3) for call in calls]
             if times[0] > NOISE * min(times[1:]):
                 times = [min(time, 1e6 * timed(call, 10, 5)) for time, call in zip(times, calls, strict=True)]

@@ -73,6 +73,7 @@ KEYWORDS = {
     "howto/jax-to-pytorch.md": "jax to torch",
     "howto/pytorch-gpu-to-tensorflow.md": "torch to tf",
     "howto/tensorflow-to-pytorch.md": "tf to torch",
+    "howto/store.md": "store",
     "howto/weights.md": "weight sync",
     "doctor.md": "benchmark bench",
     "files.md": "safetensors tensorflow",
