@@ -124,7 +124,7 @@ def test_two_folders_are_one_too_many(tmp_path: Path) -> None:
     succeeds(
         f"""
 tb.tensorflow.v1.open(FOLDER)
-refused(lambda: tb.tensorflow.v1.open({str(tmp_path)!r}), "argument", "already", os.path.realpath(FOLDER))
+refused(lambda: tb.tensorflow.v1.open({str(tmp_path)!r}), "argument", "has loaded", os.path.realpath(FOLDER))
 tb.tensorflow.v1.open({str(tmp_path / "same")!r})
 works()
 """
@@ -214,7 +214,7 @@ words = {str(tmp_path)!r}, "has not loaded python/_pywrap_tensorflow_internal.so
 refused(lambda: tb.tensorflow.v1.open(), "version", *words)
 os.environ["TRUEBRIDGE_TENSORFLOW1"] = FOLDER
 refused(lambda: tb.tensorflow.v1.open(), "version", *words)
-refused(lambda: tb.tensorflow.v1.open(FOLDER), "argument", "already", {str(tmp_path)!r})
+refused(lambda: tb.tensorflow.v1.open(FOLDER), "argument", "has loaded the TensorFlow in", {str(tmp_path)!r})
 """
     )
 

@@ -52,5 +52,5 @@ fn what_the_process_has_loaded_is_named_and_not_replaced() {
     }
     let (kind, text) = refused(open(&other));
     assert_eq!(kind, ErrorKind::Argument, "{text}");
-    assert!(text.contains("already") && text.contains(used.to_str().unwrap()), "{text}");
+    assert!(text.contains("has loaded the TensorFlow in") && text.contains(used.to_str().unwrap()), "{text}");
 }

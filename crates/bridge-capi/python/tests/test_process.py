@@ -240,7 +240,7 @@ def test_everything_is_in_it(wheel: Path) -> None:
         names = {name for name in contents.namelist() if ".dist-info/" not in name}
         (tags,) = [name for name in contents.namelist() if name.endswith(".dist-info/WHEEL")]
         described = contents.read(tags).decode()
-    sources = {f"truebridge_tf1/{path.name}" for path in (PACKAGE / "truebridge_tf1").glob("*.py")}
+    sources = {str(path.relative_to(str(PACKAGE))) for path in (PACKAGE / "truebridge_tf1").rglob("*.py")}
     assert names == sources | {"truebridge_tf1/py.typed", "truebridge_tf1/libtruebridge_tf1.so"}
     assert "Tag: py3-none-linux_x86_64" in described
     assert "Root-Is-Purelib: false" in described

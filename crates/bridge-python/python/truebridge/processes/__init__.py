@@ -11,7 +11,6 @@ The first process keeps the memory until the ticket has expired and every proces
 tensors, or has ended. Long-running programs share under names: see ``serve`` and ``connect``.
 """
 
-import importlib
 from typing import TYPE_CHECKING
 
 from .tickets import Ticket, configure, held, open, revoke, share, transport
@@ -46,10 +45,12 @@ if not TYPE_CHECKING:
     }
 
     def __getattr__(name: str) -> object:
+        from .. import _imported
+
         if name in _LAZY.values():
-            return importlib.import_module(f".{name}", __name__)
+            return _imported(f"processes.{name}")
         if name in _LAZY:
-            return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+            return getattr(_imported(f"processes.{_LAZY[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
     def __dir__() -> list[str]:

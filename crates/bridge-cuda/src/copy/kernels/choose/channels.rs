@@ -26,6 +26,11 @@ const LEAST_CHUNK: usize = 1 << 10;
 const SPLIT: usize = 16 << 10;
 const JOINED: usize = 32 << 10;
 
+/// Small copies of `join` are divided into so many blocks, about two for each multiprocessor of an H200, of so many bytes
+/// at least: they take little longer than one block.
+const JOIN_BLOCKS: usize = 256;
+const LEAST_JOINED: usize = 4 << 10;
+
 /// The most units of a point of `mix`, of one that is only turned around, and the least and the most bytes of a block.
 const MIXED: usize = 1024;
 const LONGEST_TURNED: usize = 16;
@@ -123,6 +128,10 @@ impl Pass {
         if length < least || taken * (pitch as usize) < LEAST_CHUNK || taken * count < LEAST_UNITS {
             return None;
         }
+        let small = (self.nbytes() / JOIN_BLOCKS).next_power_of_two().clamp(LEAST_JOINED, JOINED);
+        let chunk = if joins { small } else { chunk };
+        // Several rows remain several.
+        let each = each.min((chunk / stride as usize).max(2));
         let most = (chunk / pitch as usize).min(4096 / self.unit.min(2));
         let (group, spans, nbytes) = if several {
             (&lines, (each * count, length), each * stride as usize)
