@@ -13,7 +13,7 @@ use std::{fs, io};
 /// The most steps: each starts a process and loads its frameworks.
 const STEPS: u32 = 100;
 
-/// What the report says where a process crashed in a case, and a fresh process passes it.
+/// What the report says of a crash in a case that a fresh process passes.
 const ALONE: &str = "; alone in a process the case passes, so an earlier case may have freed memory that is still used: run \
                      the pair again with the same seed";
 

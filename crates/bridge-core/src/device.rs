@@ -167,8 +167,8 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// The handle is 0, or that of a stream of the driver's that exists as long as the value or a copy of it is given to
-    /// an adapter, or an adapter gives it: drivers take handles unchecked. On a device that is simulated it is any number.
+    /// The handle is 0, or that of a stream of the driver's that exists as long as the value or a copy of it can be
+    /// passed to an adapter or returned by one: drivers take handles unchecked. On a device that is simulated it is any number.
     pub const unsafe fn from_handle(handle: u64) -> Self {
         if handle == 0 { Self::LEGACY } else { Self(handle) }
     }

@@ -151,10 +151,11 @@ impl Views {
 /// # Safety
 ///
 /// Core gives the streams that a consumer names to the driver, and the owner of memory gets it back once they have done
-/// the work that they hold then. So this is true: the stream that [`current_stream`](Self::current_stream) returns is alive
-/// until the operation of core that asked for it has ended; the framework uses views in no other stream than [`current_stream`](Self::current_stream) names and
-/// those that are recorded in [`views`](Self::views), or [`uses_other_streams`](Self::uses_other_streams) says so; a
-/// stream that [`keep`](Self::keep) has been asked for lives as long as its value, or as the process; and
+/// the work that they hold then. So an implementer promises: the stream that [`current_stream`](Self::current_stream)
+/// returns is alive until the operation of core that asked for it has ended; the framework uses views in no other
+/// stream than [`current_stream`](Self::current_stream) names and those that are recorded in [`views`](Self::views), or
+/// [`uses_other_streams`](Self::uses_other_streams) says so; a stream for which [`keep`](Self::keep) was called lives
+/// as long as the value that it returned, or as the process; and
 /// [`exports_in_current_stream`](Self::exports_in_current_stream) is not true of a tensor with its own stream.
 pub unsafe trait Consumer: Send + Sync {
     /// Returns the stream into which the framework would put work for `device` now, on this thread. `None` for memory

@@ -192,7 +192,7 @@ impl CuPyConsumer {
     }
 
     /// Returns a hold on the object of `stream`, the current stream, because CuPy destroys a stream with its object.
-    /// `None` for the default streams, which live for ever, and for an `ExternalStream`, which keeps nothing alive.
+    /// `None` for the default streams, which live forever, and for an `ExternalStream`, which keeps nothing alive.
     pub(crate) fn keep_current(&self, py: Python<'_>, device: i32, stream: Stream) -> PyResult<Option<Keep>> {
         if lives_for_ever(stream) {
             return Ok(None);

@@ -222,7 +222,7 @@ fn owner_of<'py>(object: &PyTensor<'py>) -> Result<Option<AnyAdapter<'py>>> {
             return Ok(Some(adapter));
         }
     }
-    // A tensor whose adapter fails must not pass as a object known by a protocol: that adapter's checks would be lost.
+    // A tensor whose adapter fails must not pass as an object known by a protocol: that adapter's checks would be lost.
     broken.map_or(Ok(None), Err)
 }
 
@@ -252,7 +252,7 @@ fn is_loaded(framework: Framework, py: Python<'_>) -> PyResult<bool> {
 }
 
 thread_local! {
-    /// Types that were seen before. They are kept alive, so that an address means one type for ever.
+    /// Types that were seen before. They are kept alive, so that an address means one type forever.
     static SEEN: RefCell<Vec<(Py<PyType>, Framework)>> = const { RefCell::new(Vec::new()) };
 }
 

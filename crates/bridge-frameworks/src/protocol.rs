@@ -196,7 +196,7 @@ fn not_exported(py: Python<'_>, error: PyErr) -> Error {
     Error::new(ErrorKind::Dtype, text).caused_by(error)
 }
 
-/// A look at a object known by a protocol on this thread. A producer may convert meanwhile, in the worst case itself.
+/// A look at an object known by a protocol on this thread. A producer may convert meanwhile, in the worst case itself.
 /// The depth is bounded, because each level takes some kilobytes of the C stack, which Python's recursion limit does
 /// not count.
 struct Nested;

@@ -60,7 +60,7 @@ impl Client {
     #[new]
     fn new(path: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = path.py();
-        // A store may be started again, so ask whether it is one while it runs.
+        // A store may be started again: find out while it runs whether the server is a store.
         let connect = |path: PathBuf| bridge_ipc::Client::connect(&path).and_then(|to| to.is_persistent().map(|_| to));
         let client = self::path(path).and_then(|path| py.detach(|| connect(path)));
         Ok(Self(Mutex::new(Some(Arc::new(client.map_err(|error| into_python(py, error))?)))))

@@ -1,4 +1,4 @@
-//! The keyword `progress` of calls that move tensors. The module `truebridge.diagnostics.progress` makes words of what is
+//! The keyword `progress` of calls that move tensors. The module `truebridge.diagnostics.progress` formats what is
 //! measured here.
 
 use bridge_core::{Device, DeviceKind, Result};

@@ -267,7 +267,7 @@ REASONS: dict[str, str] = {
     "crates/bridge-python/python/truebridge/_core.pyi": MODULES,
     "crates/bridge-python/python/truebridge/files/formats.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/diagnostics/measure.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/processes/_rdt.py": "Ray's transports and buffers are of PyTorch",
+    "crates/bridge-python/python/truebridge/processes/_rdt.py": "Ray's transports and buffers take only PyTorch",
     "crates/bridge-python/python/truebridge/processes/allocations.py": "a pool of PyTorch, and its dtypes",
     "crates/bridge-python/python/truebridge/files/__init__.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/processes/client.py": "returns a memory pool of PyTorch",

@@ -329,7 +329,7 @@ def test_everything_public_is_found() -> None:
     entries = {file.stem for file in folder.glob("[a-z]*.py")} | {
         file.parent.name for file in folder.glob("[a-z]*/__init__.py")
     }
-    assert entries == {name.partition(".")[0] for name in MODULES}, "a new module belongs into MODULES"
+    assert entries == {name.partition(".")[0] for name in MODULES}, "a new module belongs in MODULES"
 
 
 @pytest.mark.parametrize("name", EVERY)

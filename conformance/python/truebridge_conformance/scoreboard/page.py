@@ -199,7 +199,7 @@ def _method(report: Report) -> str:
         "needs nothing of this project. truebridge is judged by the same programs, with its call instead of the "
         "framework's. Programs of one pair run one after another in a process. One that came out *wrong* ran again "
         "in a separate process, and that run is the verdict. Each framework's lines were tried on its own tensors "
-        "first: where they do not do what they are for, no pair is judged by them. A line that raises is *refused* "
+        "first: where they fail on those, no pair is judged by them. A line that raises is *refused* "
         "where it is the exchange, *wrong* where it uses the result, and *could not run* elsewhere.\n\n"
         f"Races had {report.repeat} rounds. Set for all programs: {first['all']}; for those on the host also "
         f"{first['host']}. The run took {report.seconds / 60:.0f} min.{_changed(report)}"

@@ -67,7 +67,7 @@ impl Page {
         unsafe { &*with_exposed_provenance::<AtomicU64>(self.address(word)) }
     }
 
-    /// Lets all go on that wait, or will wait, for words of this role.
+    /// Releases every stream that waits, now or later, for a word of this role.
     pub(super) fn release(&self, role: Role) {
         (role.word()..WORDS).step_by(2).for_each(|word| self.word(word).store(RELEASED, Release));
     }

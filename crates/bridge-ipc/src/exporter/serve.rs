@@ -26,7 +26,7 @@ impl Clerk {
         Self { desk, orders: BTreeMap::new(), stores: BTreeMap::new() }
     }
 
-    /// Returns a content as it is sent over a connection, and its descriptors.
+    /// Returns the content as it is sent over a connection, and its descriptors.
     fn told(&mut self, peer: Peer, kept: &Stored) -> Result<(Content, Vec<Arc<OwnedFd>>)> {
         let (mut content, mut files) = (kept.content.clone(), kept.files.clone());
         if let Some(orders) = self.orders.get_mut(&peer).filter(|_| !kept.streams.is_empty()) {

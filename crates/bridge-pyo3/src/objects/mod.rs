@@ -90,7 +90,7 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
         Ok(Some(tensor.as_ptr() as usize))
     }
 
-    /// Returns whether the tensor has the storage that [`storage`](Self::storage) has told as `number`, with the same
+    /// Returns whether the tensor has the storage that [`storage`](Self::storage) returned as `number`, with the same
     /// memory. It may answer `false` where that is not known at once, and the default does.
     fn has_storage(&self, tensor: &PyTensor<'py>, number: usize) -> bool {
         let _ = (tensor, number);

@@ -38,7 +38,7 @@ fn opens(ticket: &bridge_ipc::Ticket, is_forged: bool) -> String {
     format!(r#"{{"do":"open","share":{},"token":{token}}}"#, ticket["share"])
 }
 
-/// Opens and returns tickets by the protocol, except for the channel's mischief, and sometimes leaves answers unread.
+/// Opens tickets and returns leases by the protocol, except where the channel breaks it, and leaves some answers unread.
 /// As long as it has kept to the protocol, each answer is that of its question.
 fn calls(mut channel: Channel, random: &mut Random, beside: &Beside) {
     let (mut number, mut asked, mut bytes) = (0, VecDeque::new(), Vec::new());

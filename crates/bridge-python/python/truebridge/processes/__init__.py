@@ -47,11 +47,11 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         from .. import _imported
 
-        if name in _LAZY.values():
+        if name in ("client", "names", "publications", "store"):
             return _imported(f"processes.{name}")
         if name in _LAZY:
             return getattr(_imported(f"processes.{_LAZY[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_LAZY.values()})
+        return [*__all__]

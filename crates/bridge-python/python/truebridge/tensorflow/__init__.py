@@ -31,3 +31,6 @@ else:
         if name in __all__:
             return getattr(importlib.import_module(".edges", __name__), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return [*__all__, "v1"]
