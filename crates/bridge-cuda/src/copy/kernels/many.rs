@@ -70,6 +70,11 @@ fn tables(pieces: &[Piece<'_>], fewest: usize) -> (SmallVec<[Laid; 2]>, Vec<usiz
     (tables, others)
 }
 
+/// The same for copies that are made again and again. A single copy is launched by itself, with its own kernel.
+fn kept_tables(pieces: &[Piece<'_>]) -> (SmallVec<[Laid; 2]>, Vec<usize>) {
+    tables(pieces, if pieces.len() == 1 { usize::MAX } else { 0 })
+}
+
 /// Refuses bits to flip in elements that are not aligned, before anything is launched.
 fn refuse_askew(pieces: &[Piece<'_>]) -> Result<(), Failed> {
     let is_askew = |Piece { from, to, flips, cast }: &Piece<'_>| {
@@ -121,8 +126,7 @@ impl Uploaded {
 /// Those of [`copy_all`] before anything is launched, and [`ErrorKind::Captured`] in a captured stream.
 pub(crate) fn plan(device: Device, pieces: &[Piece<'_>], stream: Stream) -> Result<Box<dyn Planned>, Failed> {
     refuse_askew(pieces)?;
-    // One copy is launched with its own parameters.
-    let (laid, others) = tables(pieces, if pieces.len() == 1 { usize::MAX } else { 0 });
+    let (laid, others) = kept_tables(pieces);
     let owned = |index: usize| {
         let Piece { from, to, flips, cast } = pieces[index];
         Owned { index, from: (from.data, from.layout.clone()), to: (to.data, to.layout.clone()), flips, cast }
@@ -228,6 +232,9 @@ mod tests {
         assert_eq!(made(&pieces, usize::MAX).1.len(), 24, "each by itself");
         assert_eq!(made(&pieces[..2], 0), (vec![(Kernel::Cast, 0, 2)], vec![]), "no empty table");
         assert_eq!(made(&[], 0), (vec![], vec![]));
+        let kept = |pieces: &[Piece<'_>]| (kept_tables(pieces).0.len(), kept_tables(pieces).1);
+        assert_eq!(kept(&pieces[2..3]), (0, vec![0]), "a single copy");
+        assert_eq!(kept(&[pieces[2], pieces[8]]), (1, vec![]), "two copies");
     }
 
     #[test]

@@ -364,6 +364,17 @@ fn what_was_measured_decides_who_copies() {
     assert_eq!((tile.i.total, tile.o.total), (72 * 81, 53));
 }
 
+/// A block has 4 KiB of a copy of 1 MiB, and 32 KiB of one of 64 MiB.
+#[test]
+fn small_joins_have_many_blocks() {
+    let blocks = |batch: i64| {
+        let launch = plan(DType::FLOAT16, &[(16, 16384), (8192, 2), (batch, 16 * 16384)]);
+        assert_eq!(launch.kernel, Kernel::Join2);
+        launch.blocks
+    };
+    assert_eq!((blocks(4), blocks(256)), (256, 2048));
+}
+
 /// Those of both sides, and the sum of all dimensions.
 #[test]
 fn offsets_have_32_bits_where_all_fit() {
