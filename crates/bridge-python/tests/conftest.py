@@ -98,6 +98,14 @@ def namespaces() -> list[str]:
 
 
 @pytest.fixture
+def leaks_nothing() -> Iterator[None]:
+    """Check that no memory was given up because its readers could not be waited for."""
+    leaked = memory.settled()["leaked"]
+    yield
+    assert memory.settled()["leaked"] == leaked
+
+
+@pytest.fixture
 def uninterrupted() -> Iterator[None]:
     """Keep the garbage collector, which takes 0.2 s with these frameworks, out of a test that measures time."""
     gc.disable()
