@@ -11,28 +11,18 @@ import truebridge as tb
 from truebridge.autograd import tf_function, torch_function  # noqa: E402
 
 torch: Any = pytest.importorskip("torch")
-
 tf: Any = pytest.importorskip("tensorflow")
-
 jax: Any = pytest.importorskip("jax")
-
-
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 if not tf.config.list_physical_devices("GPU"):
     pytest.skip("TensorFlow has no GPU", allow_module_level=True)
 
+from devices import Late, late  # noqa: E402
+
 COUNT = 1 << 20
-#: About 50 ms: the host has long issued what follows, so a reader that does not wait reads what was there before.
+#: About 50 ms.
 CYCLES = 100_000_000
-
-
-def late(value: float) -> Any:
-    """Return a tensor of PyTorch that is zero until the device has been busy for a while."""
-    tensor = torch.zeros(COUNT, device="cuda")
-    torch.cuda.synchronize()
-    torch.cuda._sleep(CYCLES)
-    return tensor.fill_(value)
 
 
 def late_in_tensorflow(value: float) -> Any:
@@ -42,18 +32,6 @@ def late_in_tensorflow(value: float) -> Any:
         for _ in range(10):
             result = tf.math.igamma(x, x)
         return tf.fill([COUNT], tf.constant(value, "float32")) + tf.cast(result * 0, "float32")
-
-
-class Late(torch.autograd.Function):  # type: ignore[misc]
-    """Passes on what it gets, and a gradient that is written late."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return late(3.0)
 
 
 @pytest.fixture(autouse=True, scope="module")

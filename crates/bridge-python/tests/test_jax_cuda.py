@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import memory
 import truebridge as tb
 from truebridge.autograd import jax_function, torch_function  # noqa: E402
 
@@ -26,6 +25,8 @@ jax: Any = pytest.importorskip("jax")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 if not torch.cuda.is_available() or all(device.platform != "gpu" for device in jax.devices()):
     pytest.skip("no CUDA device that JAX has", allow_module_level=True)
+
+from devices import Late, late, settled  # noqa: E402
 
 jnp = jax.numpy
 GPU = jax.local_devices(backend="cuda")[0]
@@ -50,14 +51,6 @@ def operand() -> Any:
     return long(x).block_until_ready()
 
 
-def late(side: Any, value: float) -> Any:
-    """Return a tensor of PyTorch that a stream will have filled after a while."""
-    with torch.cuda.stream(side):
-        tensor = torch.zeros(N, device="cuda")
-        torch.cuda._sleep(LONG)
-        return tensor.fill_(value)
-
-
 def overwrite(side: Any) -> None:
     """Write to memory that PyTorch reuses."""
     with torch.cuda.stream(side):
@@ -78,7 +71,7 @@ def test_jax_reads_after_the_stream_that_writes(read: str) -> None:
     side = torch.cuda.Stream()
     for i in range(ROUNDS):
         with torch.cuda.stream(side):
-            array = tb.to_jax(late(side, i), copy=False)
+            array = tb.to_jax(late(i), copy=False)
         assert (READS[read](array) == i).all()
         del array
         gc.collect()
@@ -102,12 +95,6 @@ def test_memory_of_pytorch_is_kept_until_jax_has_read_it(read: str, operand: Any
         assert (np.asarray(result) == i).all()
 
 
-def test_pytorch_reads_after_jax_has_computed(operand: Any) -> None:
-    for i in range(ROUNDS):
-        array = jnp.full((N,), float(i), device=GPU) + long(operand)[0, 0] * 0
-        assert (tb.to_torch(array, copy=False) == i).all()
-
-
 def test_a_conversion_from_jax_does_not_wait_for_it(operand: Any) -> None:
     tb.to_torch(operand)
     result = long(operand)
@@ -120,7 +107,7 @@ def test_a_conversion_to_jax_does_not_wait_for_pytorch() -> None:
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         tb.to_jax(torch.zeros(N, device="cuda"))
-        tensor = late(side, 3.0)
+        tensor = late(3.0)
         array = tb.to_jax(tensor)
         assert not side.query(), "the host has waited"
     assert (np.asarray(array) == 3).all()
@@ -155,31 +142,14 @@ def test_memory_of_jax_is_reused_after_the_work_of_others() -> None:
     is_busy = False
     # Once more where the host was so slow that the stream had ended when it looked.
     while not is_busy:
-        torch.cuda.synchronize()
-        assert memory.settled()["pending"] == 0
+        assert settled()["pending"] == 0
         view = tb.to_torch(array)
         torch.cuda._sleep(LONG)
         del view
         waiting = tb.stats()["pending"]
         is_busy = not torch.cuda.current_stream().query()
     assert waiting == 1
-    torch.cuda.synchronize()
-    assert memory.settled()["pending"] == 0
-
-
-def test_memory_of_jax_is_kept_until_a_side_stream_has_read_it() -> None:
-    side = torch.cuda.Stream()
-    for i in range(ROUNDS):
-        array = jax.device_put(jnp.full((N,), float(i)), GPU).block_until_ready()
-        with torch.cuda.stream(side):
-            view = tb.to_torch(array, copy=False)
-            torch.cuda._sleep(LONG)
-            copy = view.clone()
-        del view, array
-        junk = [jax.device_put(jnp.full((N,), -1.0), GPU).block_until_ready() for _ in range(4)]
-        torch.cuda.synchronize()
-        assert (copy == i).all()
-        del junk
+    assert settled()["pending"] == 0
 
 
 def test_a_view_is_not_donated() -> None:
@@ -228,10 +198,8 @@ def test_what_jax_cannot_take_in_place_is_copied_in_order(read: str, view: Calla
         del array
 
 
-# JAX on a CUDA device: what its compiled functions read and fill of PyTorch, and gradients through both.
+# What compiled functions of JAX read and fill of PyTorch, and gradients through both.
 
-
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 #: What a call raises: the first where it runs at once, the second where it runs later.
 FAILED = (ValueError, jax.errors.JaxRuntimeError)
 
@@ -240,11 +208,6 @@ FAILED = (ValueError, jax.errors.JaxRuntimeError)
 def on_the_gpu() -> Any:
     with jax.default_device(GPU), jax.default_matmul_precision("highest"):
         yield
-
-
-@pytest.fixture(scope="module")
-def pending_operand() -> Any:
-    return long(jax.device_put(jnp.ones((4096, 4096)), GPU)).block_until_ready()
 
 
 # --- Compiled functions
@@ -326,43 +289,13 @@ def test_control_flow_reads_and_fills() -> None:
     assert out.tolist() == [0, 0, 0]
 
 
-def test_what_does_not_fit_a_run_fails_and_the_next_works() -> None:
+def test_a_feed_of_the_host_is_refused_on_the_device() -> None:
     on_host = tb.jax.feed(torch.ones(3))
     with pytest.raises(FAILED, match="truebridge: the tensor is on cpu"):
         jax.block_until_ready(jax.jit(lambda: tb.jax.external_input(on_host))())
-    fed = tb.jax.feed(torch.ones(3, device="cuda"))
-    held = [fed]
-    function = jax.jit(lambda: tb.jax.external_input(held[0]))
-    jax.block_until_ready(function())
-    del fed, held[:]
-    gc.collect()
-    with pytest.raises(FAILED, match="truebridge: no tensor is fed"):
-        jax.block_until_ready(function())
-    other = tb.jax.feed(torch.full((3,), 7.0, device="cuda"))
-    assert jax.jit(lambda: tb.jax.external_input(other))().tolist() == [7, 7, 7]
 
 
 # --- Gradients
-
-
-def late_from_zero(value: float) -> Any:
-    """Return a tensor that is zero until the device has been busy for a while."""
-    tensor = torch.zeros(N, device="cuda")
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
-    return tensor.fill_(value)
-
-
-class Late(torch.autograd.Function):  # type: ignore[misc]
-    """Passes on what it gets, and a gradient that is written late."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return late_from_zero(3.0)
 
 
 def test_jax_in_pytorch_waits_in_both_passes() -> None:
@@ -372,7 +305,7 @@ def test_jax_in_pytorch_waits_in_both_passes() -> None:
     side = torch.cuda.Stream()
     for i in range(1, ROUNDS):
         with torch.cuda.stream(side):
-            x = late_from_zero(i).requires_grad_()
+            x = late(i).requires_grad_()
             y = square(x)
             (gradient,) = torch.autograd.grad(Late.apply(y).sum(), x)
             assert (y == i * i).all() and (gradient == 6 * i).all()
@@ -385,44 +318,3 @@ def test_pytorch_in_jax_waits_in_both_passes(operand: Any) -> None:
         y, back = jax.vjp(square, x)
         (gradient,) = back(jnp.full(N, 3.0) + long(operand)[0, 0] * 0)
         assert (np.asarray(y) == i * i).all() and (np.asarray(gradient) == 6 * i).all()
-
-
-def dense(params: Any, x: Any) -> Any:
-    return jnp.tanh(x @ params["kernel"] + params["bias"])
-
-
-def test_a_model_with_a_layer_of_jax_is_trained_as_in_pytorch_alone() -> None:
-    kernel = jax.random.normal(jax.random.key(0), (64, 64)) / 8
-    middle = torch_function(dense, of="jax", variables={"kernel": kernel, "bias": jnp.zeros(64)})
-    torch.manual_seed(0)
-    first, last = torch.nn.Linear(8, 64).cuda(), torch.nn.Linear(64, 1).cuda()
-    model = torch.nn.Sequential(first, middle, last).cuda()
-    bias, kernel = (parameter.detach().clone().requires_grad_() for parameter in middle.variables)
-    own = [parameter.detach().clone().requires_grad_() for parameter in (*first.parameters(), *last.parameters())]
-    x = torch.rand(256, 8, device="cuda")
-    y = x.prod(1, keepdim=True)
-
-    def alone(x: Any) -> Any:
-        x = torch.tanh(torch.nn.functional.linear(x, own[0], own[1]) @ kernel + bias)
-        return torch.nn.functional.linear(x, own[2], own[3])
-
-    twins = [own[0], own[1], bias, kernel, own[2], own[3]]
-    optimizers = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(twins, 0.1)]
-    for _ in range(20):
-        for optimizer, module in zip(optimizers, (model, alone), strict=True):
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(module(x), y).backward()
-            optimizer.step()
-    for mine, twin in zip(model.parameters(), twins, strict=True):
-        torch.testing.assert_close(mine, twin, rtol=1e-4, atol=1e-6)
-
-
-def test_second_derivatives() -> None:
-    x = torch.linspace(-1, 1, 100, device="cuda", requires_grad=True)
-    (first,) = torch.autograd.grad(torch_function(jnp.sin, of="jax")(x).sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x)
-    torch.testing.assert_close(first, torch.cos(x), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(second, -torch.sin(x.detach()), rtol=1e-5, atol=1e-6)
-    cube = jax_function(lambda x: x**3)
-    z = jnp.array([1.0, 2.0])
-    assert jax.grad(lambda z: jax.grad(lambda z: cube(z).sum())(z).sum())(z).tolist() == [6, 12]
