@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import sys
 import time
 from typing import Any
@@ -14,6 +15,8 @@ from hostile.subjects import Subject
 
 #: The longest message of an error, in characters.
 LONGEST = 2000
+#: Seconds of a case that mean a hang: the first one of a process imports frameworks.
+PATIENCE = 300
 ALLOWED = (tb.BridgeError, RecursionError)
 MODULES = (subjects, copies, trees, files, gradients)
 
@@ -60,4 +63,8 @@ def judge(case: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     for line in sys.stdin:
+        # Ends the process.
+        signal.alarm(PATIENCE)
         print("@" + judge(json.loads(line)).replace("\n", " "), flush=True)
+        signal.alarm(0)
+    signal.alarm(PATIENCE)
