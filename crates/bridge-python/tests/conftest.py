@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -86,6 +87,12 @@ def beside_torch() -> Iterator[Warm]:
     warm = Warm("numpy", "torch")
     yield warm
     warm.close()
+
+
+@pytest.fixture
+def program(beside_torch: Warm) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Run a program beside NumPy and PyTorch, of which the exit is not tested."""
+    return functools.partial(beside_torch.run, frozen=True)
 
 
 @pytest.fixture

@@ -170,9 +170,9 @@ def test_no_public_call_warns(frameworks: str, tmp_path: object) -> None:
     assert (done.returncode, "Warning" in done.stderr) == (0, False), done.stderr
 
 
-def test_first_conversions_leave_the_filters_of_warnings(beside_torch: Warm) -> None:
+def test_first_conversions_leave_the_filters_of_warnings(program: Any) -> None:
     """The filters are those of all threads: two that set and restore them at once leave the wrong ones."""
-    done = beside_torch.run("""
+    done = program("""
         import threading, time, warnings
         import numpy as np, torch, truebridge as tb
         warnings.simplefilter("error")
