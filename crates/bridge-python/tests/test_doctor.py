@@ -82,7 +82,15 @@ def only(report: Any, kind: str, subject: str) -> str:
     return f"{found.text} {found.advice}"
 
 
-def test_a_machine_without_a_gpu_has_no_findings() -> None:
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+
+
+@pytest.fixture(scope="module")
+def on_the_host() -> dict[str, Any]:
+    """Return what the doctor reports where no framework sees a GPU, of a process that has imported none."""
     code = """
         import sys, truebridge as tb
         report = tb.doctor()
@@ -91,32 +99,29 @@ def test_a_machine_without_a_gpu_has_no_findings() -> None:
     """
     done = python(code, CUDA_VISIBLE_DEVICES="", TRUEBRIDGE_TENSORFLOW1="")
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert [finding for finding in report["findings"] if finding["kind"] != "hidden"] == []
-    versions = {framework["name"]: framework["version"] for framework in report["frameworks"]}
+    return dict(json.loads(done.stdout))
+
+
+def test_a_machine_without_a_gpu_has_no_findings(on_the_host: dict[str, Any]) -> None:
+    assert [finding for finding in on_the_host["findings"] if finding["kind"] != "hidden"] == []
+    versions = {framework["name"]: framework["version"] for framework in on_the_host["frameworks"]}
     assert versions["numpy"] == pytest.importorskip("numpy").__version__
-    assert not any(framework["imported"] for framework in report["frameworks"])
+    assert not any(framework["imported"] for framework in on_the_host["frameworks"])
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
-
-
-def test_the_matrix_says_what_convert_does() -> None:
+def test_the_matrix_says_what_convert_does(on_the_host: dict[str, Any]) -> None:
     torch, np = pytest.importorskip("torch"), pytest.importorskip("numpy")
-    methods = {(pair.source, pair.target): pair for pair in tb.doctor().matrix.pairs if pair.device == "cpu"}
-    assert methods["torch", "numpy"].method == methods["numpy", "torch"].method == "in place"
+    methods = {(pair["source"], pair["target"]): pair for pair in on_the_host["matrix"]["pairs"]}
+    assert methods["torch", "numpy"]["method"] == methods["numpy", "torch"]["method"] == "in place"
     tensor = torch.zeros(64)
     assert np.shares_memory(tb.to_numpy(tensor, copy=False), tensor.numpy())
-    assert methods["torch", "numpy"].reason is None
+    assert methods["torch", "numpy"]["reason"] is None
     if ("numpy", "tensorflow") in methods:
         # Whatever address NumPy has chosen: the plan is for one that fits, and says so.
         pair = methods["numpy", "tensorflow"]
-        assert pair.method == "in place" and pair.reason is not None
-        assert "aligned to 64 bytes" in pair.reason and "NumPy's own usually is not" in pair.reason
-        assert methods["torch", "tensorflow"].reason is None
+        assert pair["method"] == "in place" and pair["reason"] is not None
+        assert "aligned to 64 bytes" in pair["reason"] and "NumPy's own usually is not" in pair["reason"]
+        assert methods["torch", "tensorflow"]["reason"] is None
 
 
 BROKEN = {
