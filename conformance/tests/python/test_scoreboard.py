@@ -96,7 +96,7 @@ def test_a_line_of_the_producer_says_nothing_of_the_pair(tmp_path: Path) -> None
 
 def test_a_program_that_does_not_end_is_wrong(tmp_path: Path) -> None:
     cell = Cell(made("a"), made("b", "time.sleep(600)"), HOST, OWN, asked())
-    (judged,) = Run(tmp_path, seconds=0.5, start=10, jobs=1).judge([cell])
+    (judged,) = Run(tmp_path, seconds=0.5, start=2, jobs=1).judge([cell])
     assert (judged.before, judged.outcome) == (Outcome("wrong", "no end within 0.5 s"),) * 2
 
 
