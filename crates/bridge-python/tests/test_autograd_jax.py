@@ -1,12 +1,10 @@
-"""Gradients between JAX and PyTorch or TensorFlow: compared with differences, and with those of a single framework."""
+"""Functions of PyTorch and TensorFlow in JAX, and what only JAX has in those two: ``test_autograd.py`` has the rest."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import pickle
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 import memory
 import truebridge as tb
+from conftest import kind_of as kind
 
 jax: Any = pytest.importorskip("jax")
 torch: Any = pytest.importorskip("torch")
@@ -24,61 +23,13 @@ from jax.test_util import check_grads  # noqa: E402
 from truebridge.autograd import jax_function, tf_function, torch_function  # noqa: E402
 
 jnp = jax.numpy
-DOUBLE = {"dtype": torch.float64, "requires_grad": True}
 
 
 def in_torch(function: Callable[..., Any], **keywords: Any) -> Any:
     return torch_function(function, of="jax", **keywords)
 
 
-def in_tf(function: Callable[..., Any], **keywords: Any) -> Any:
-    return tf_function(function, of="jax", **keywords)
-
-
-def kind(call: Callable[[], Any]) -> str:
-    with pytest.raises(tb.BridgeError) as error:
-        call()
-    return error.value.kind
-
-
 # --- JAX in PyTorch
-
-FUNCTIONS = {
-    "one": (lambda x, y: jnp.sin(x) * y, 2),
-    "two results": (lambda x, y: (jnp.exp(x) * y, jnp.sum(y * y)), 2),
-    "an unused input": (lambda x, y: jnp.tanh(x) * x, 2),
-    "a cube": (lambda x: x**3, 1),
-    "compiled": (jax.jit(lambda x, y: (jax.nn.sigmoid(x @ y.T), y)), 2),
-    "a scan": (lambda x: jax.lax.scan(lambda c, a: (c * jnp.sin(a), c), jnp.ones(3, x.dtype), x), 1),
-    "a checkpoint": (jax.checkpoint(lambda x, y: jnp.sin(jnp.sin(x) * y)), 2),
-    "a branch": (lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), 1),
-}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients_of_both_orders_are_those_of_differences(name: str) -> None:
-    function, count = FUNCTIONS[name]
-    with jax.enable_x64(True):
-        inputs = tuple(torch.randn(2, 3, **DOUBLE) for _ in range(count))
-        assert torch.autograd.gradcheck(in_torch(function), inputs)
-        assert torch.autograd.gradgradcheck(in_torch(function), inputs)
-
-
-def test_a_third_derivative() -> None:
-    x = torch.tensor([2.0, -1.0], requires_grad=True)
-    y = in_torch(lambda x: x**4)(x).sum()
-    for expected in (4 * x**3, 12 * x**2, 24 * x):
-        (y,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        assert torch.allclose(y, expected)
-
-
-def test_complex_gradients_are_those_of_pytorch() -> None:
-    z = torch.randn(4, dtype=torch.complex64, requires_grad=True)
-    (found,) = torch.autograd.grad(in_torch(lambda z: z * z * jnp.conj(z))(z).real.sum(), z, create_graph=True)
-    (expected,) = torch.autograd.grad((z * z * z.conj()).real.sum(), z, create_graph=True)
-    assert torch.allclose(found, expected)
-    again = [torch.autograd.grad(slope.abs().sum(), z)[0] for slope in (found, expected)]
-    assert torch.allclose(*again, rtol=1e-4)
 
 
 def test_a_rule_of_its_own_is_used() -> None:
@@ -92,33 +43,6 @@ def test_a_rule_of_its_own_is_used() -> None:
     assert torch.allclose(x.grad, 20 * torch.cos(torch.ones(2)))
 
 
-def test_results_that_are_not_used_count_for_nothing() -> None:
-    x, y = torch.tensor([0.0, 4.0], requires_grad=True), torch.ones(2, requires_grad=True)
-    twice, root, other = in_torch(lambda x, y: (x * 2, jnp.sqrt(x), jax.jit(lambda y: y * 3)(y)))(x, y)
-
-    def found(result: Any, **keywords: Any) -> Any:
-        return torch.autograd.grad(result.sum(), [x, y], retain_graph=True, allow_unused=True, **keywords)
-
-    for again in (False, True):
-        assert found(twice, create_graph=again)[0].tolist() == [2, 2]
-        assert found(twice, create_graph=again)[1] is None and found(other, create_graph=again)[0] is None
-        assert found(root, create_graph=again)[0].tolist() == [np.inf, 0.25]
-
-
-def test_a_tensor_that_is_passed_twice_has_both_gradients() -> None:
-    x = torch.tensor(3.0, requires_grad=True)
-    in_torch(lambda a, b: a * a * b)(x, x).backward()
-    assert x.grad.item() == 27
-    y = jnp.float32(3)
-    for of, function in (("torch", lambda a, b: a * a * b), ("tensorflow", lambda a, b: a * a * b)):
-        both = jax_function(function, of=of)  # type: ignore[arg-type]
-        assert float(jax.grad(lambda y, both=both: both(y, y))(y)) == 27
-    z = tf.Variable(3.0)
-    with tf.GradientTape() as tape:
-        found = in_tf(lambda a, b: a * a * b)(z, z)
-    assert float(tape.gradient(found, z)) == 27
-
-
 def test_constants_are_told_apart() -> None:
     seen: list[Any] = []
     module = in_torch(lambda x, flag: (seen.append(flag), x * 2)[1])
@@ -129,36 +53,13 @@ def test_constants_are_told_apart() -> None:
     assert kind(lambda: module(x, {1, 2})) == "argument"
 
 
-def test_containers_keywords_and_integers() -> None:
-    def function(pair: Any, *, scale: Any, extra: Any) -> Any:
-        assert pair["name"] == "n" and extra is None
-        rows = pair["a"][pair["i"]]
-        return {"sum": [rows + pair["b"][0]], "none": None, "where": jnp.argmax(pair["a"]), "x": scale * pair["a"]}
-
-    a, b = torch.tensor([1.0, 4.0], requires_grad=True), torch.tensor([2.0, 2.0], requires_grad=True)
-    index = torch.tensor([0, 0], dtype=torch.int32)
-    out = in_torch(function)({"a": a, "b": (b,), "name": "n", "i": index}, scale=torch.tensor(3.0), extra=None)
-    assert out["none"] is None and out["where"].item() == 1 and not out["where"].requires_grad
-    (out["sum"][0].sum() + out["x"].sum()).backward()
-    assert a.grad.tolist() == [5, 3] and b.grad.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_each_dtype_is_kept(dtype: Any) -> None:
-    x = torch.ones(4, dtype=dtype, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = in_torch(lambda x: x * x)(x)
-    y.sum().backward()
-    assert y.dtype == x.grad.dtype == dtype and x.grad.tolist() == [2] * 4
-
-
 def test_64_bits_without_x64_are_an_error() -> None:
     assert kind(lambda: in_torch(jnp.sin)(torch.ones(2, dtype=torch.float64))) == "dtype"
     assert kind(lambda: in_torch(lambda x, i: x)(torch.ones(2), torch.tensor(1))) == "dtype"
     assert kind(lambda: jax_function(lambda x: x.double())(jnp.ones(2))) == "dtype"
     assert kind(lambda: jax_function(lambda x: x.argmax())(jnp.ones(2))) == "dtype"
     assert kind(lambda: jax_function(lambda x: x)(np.ones(2))) == "dtype"
-    assert kind(lambda: in_tf(jnp.sin)(tf.ones(2, tf.float64))) == "dtype"
+    assert kind(lambda: tf_function(jnp.sin, of="jax")(tf.ones(2, tf.float64))) == "dtype"
 
 
 def flax_like(params: Any, x: Any) -> Any:
@@ -215,46 +116,6 @@ def test_frozen_parameters_have_no_gradient() -> None:
     assert x.grad is not None and all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_graphs_are_kept_and_dropped_as_in_pytorch() -> None:
-    x = torch.ones(2, requires_grad=True)
-    y = in_torch(jnp.exp)(x).sum()
-    y.backward(retain_graph=True)
-    y.backward()
-    assert torch.allclose(x.grad, 2 * x.exp())
-    with pytest.raises(RuntimeError, match="second time"):
-        y.backward()
-    with torch.no_grad():
-        assert in_torch(jnp.exp)(x).grad_fn is None
-
-
-def test_writes_between_forward_and_backward_are_noticed() -> None:
-    x = torch.ones(2, requires_grad=True)
-    inner = x * 2
-    y = in_torch(lambda x: x * x)(inner)
-    inner.add_(1)
-    with pytest.raises(RuntimeError, match="inplace operation"):
-        y.sum().backward()
-    y = in_torch(jnp.exp)(x)
-    expected = 2 * y.detach()
-    y.mul_(2)  # A result has its own memory: the derivative of exp is computed from what JAX has.
-    y.sum().backward()
-    assert torch.equal(x.grad, expected)
-
-
-@pytest.mark.parametrize("count", [4, 20_000])
-def test_what_pytorch_writes_reaches_nothing_of_jax(count: int) -> None:
-    constant = jnp.ones(count)
-    a, b = (torch.ones(count, requires_grad=True) for _ in range(2))
-    results = in_torch(lambda a, b: (a, a + b, constant, jnp.reshape(a, (-1, 1))))(a, b)
-    sent = torch.ones(count)
-    torch.autograd.backward(results[:2], [sent, sent])
-    spans = {t.data_ptr() for t in (a, b, sent, a.grad, b.grad, *results)}
-    assert len(spans) == 9
-    for written in (a.grad, b.grad, *(result.detach() for result in results)):
-        written.fill_(7)
-    assert float(constant.max()) == sent.max() == a.detach().max() == 1
-
-
 def test_arguments_convert_in_place() -> None:
     x = torch.ones(1 << 16, requires_grad=True)
     y = jnp.ones(1 << 16)
@@ -289,40 +150,6 @@ def test_each_pass_is_compiled_once() -> None:
         (slope,) = torch.autograd.grad(module(torch.ones(2, 3), w).sum(), w, create_graph=True)
         slope.square().sum().backward()
     assert len(traced) == 2, "the second order traces it once more"
-
-
-def test_checkpoints_and_compiled_models() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    square = in_torch(jnp.square)
-    x = torch.tensor([3.0], requires_grad=True)
-    checkpoint(lambda x: square(x * 2), x, use_reentrant=False).backward()
-    assert x.grad.item() == 24
-    compiled = torch.compile(lambda x: (square(x * 2) + 1).sum(), backend="eager")
-    (found,) = torch.autograd.grad(compiled(x), x)
-    assert found.item() == 24
-
-
-@pytest.mark.filterwarnings("error:.*Dynamo.*")
-@pytest.mark.parametrize("of", ["jax", "tensorflow"])
-def test_compiled_autograd_does_not_look_into_the_backward(of: str) -> None:
-    square = torch_function({"jax": jnp.square, "tensorflow": tf.square}[of], of=of)
-
-    @torch.compile(backend="eager")  # type: ignore[untyped-decorator, unused-ignore]
-    def loss(x: Any) -> Any:
-        return (square(x * 2) + 1).sum()
-
-    @torch.compile(backend="eager")  # type: ignore[untyped-decorator, unused-ignore]
-    def step(x: Any) -> None:
-        loss(x).backward()
-
-    x = torch.tensor([3.0], requires_grad=True)
-    with torch._dynamo.config.patch(compiled_autograd=True):
-        step(x)
-        loss(x).backward()
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        square(x * 2).sum().backward()
-    assert x.grad.item() == 3 * 24
 
 
 # --- PyTorch and TensorFlow in JAX
@@ -473,135 +300,11 @@ def test_records_are_dropped(of: Any) -> None:
     memory.eventually(settled)
 
 
-# --- JAX in TensorFlow
-
-
-def test_tapes_of_any_order_go_through_a_function_of_jax() -> None:
-    function = in_tf(lambda x, y: (x**4 * y, jnp.argmax(x)))
-    x, y = tf.Variable([1.0, 2.0]), tf.Variable([3.0, -1.0])
-    with tf.GradientTape() as third:
-        with tf.GradientTape(persistent=True) as second:
-            with tf.GradientTape() as first:
-                value, where = function(x, y)
-            slope = first.gradient(value, x)
-        bend, mixed = second.gradient(slope, [x, y])
-    assert np.allclose(slope, 4 * x**3 * y) and np.allclose(bend, 12 * x**2 * y) and np.allclose(mixed, 4 * x**3)
-    assert np.allclose(third.gradient(bend, y), 12 * x**2) and int(where) == 1
-
-
-def test_unused_results_and_inputs_in_tensorflow() -> None:
-    function = in_tf(lambda x, y: {"b": (x * 2, None), "a": [jnp.sqrt(x), y * 3]})
-    x, y = tf.Variable([0.0, 4.0]), tf.Variable([1.0, 1.0])
-    with tf.GradientTape(persistent=True) as tape:
-        made = function(x, y)
-    assert made["b"][1] is None
-    slope, other = tape.gradient(made["b"][0], [x, y])
-    assert slope.numpy().tolist() == [2, 2] and other is None
-    slope, other = tape.gradient(made["a"][1], [x, y])
-    assert slope is None and other.numpy().tolist() == [3, 3]
-    assert tape.gradient(made["a"][0], x).numpy().tolist() == [np.inf, 0.25]
-
-
-def test_calls_under_one_tape_have_gradients_of_their_own() -> None:
-    function = in_tf(lambda x: jnp.sin(x.squeeze(0)))
-    inputs = [tf.Variable(tf.fill([1, 3], 1.2)) for _ in range(3)]
-    with tf.GradientTape() as tape:
-        loss = tf.add_n([tf.reduce_sum(function(x)) for x in inputs])
-    found = tape.gradient(loss, inputs)
-    assert all(np.allclose(gradient, np.cos(1.2)) for gradient in found)
-    assert len({tb.to_numpy(gradient).ctypes.data for gradient in found}) == 3
-
-
-def test_inside_a_tf_function_to_the_third_order() -> None:
-    cube = in_tf(lambda x: x**3, outputs=tf.TensorSpec([], tf.float32))
-
-    @tf.function  # type: ignore[untyped-decorator, unused-ignore]
-    def orders(x: Any) -> Any:
-        with tf.GradientTape() as third:
-            third.watch(x)
-            with tf.GradientTape() as second:
-                second.watch(x)
-                with tf.GradientTape() as first:
-                    first.watch(x)
-                    y = cube(x) + cube(2 * x)
-                slope = first.gradient(y, x)
-            bend = second.gradient(slope, x)
-        return y, slope, bend, third.gradient(bend, x)
-
-    assert [float(found) for found in orders(tf.constant(2.0))] == [72, 108, 108, 54]
-
-
-def test_a_loop_of_a_graph_runs_jax_in_each_step() -> None:
-    layer = in_tf(lambda x, w: jnp.tanh(x @ w), outputs=tf.TensorSpec([2, 2], tf.float32))
-    w = tf.Variable([[0.5, -1.0], [1.0, 0.25]])
-
-    @tf.function  # type: ignore[untyped-decorator, unused-ignore]
-    def run(x: Any) -> Any:
-        for _ in tf.range(3):
-            x = layer(x, w)
-        return x
-
-    x = tf.constant([[1.0, 2.0], [0.0, -1.0]])
-    with tf.GradientTape() as tape:
-        y = run(x)
-    with tf.GradientTape() as other:
-        z = x
-        for _ in range(3):
-            z = tf.tanh(z @ w)
-    assert np.allclose(y, z, atol=1e-6) and np.allclose(tape.gradient(y, w), other.gradient(z, w), atol=1e-5)
-
-
-def test_complex_gradients_are_those_of_tensorflow() -> None:
-    z = tf.Variable(tf.constant([1 + 1j, 2 - 1j], tf.complex64))
-    function = in_tf(lambda z: z * z * jnp.conj(z))
-    with tf.GradientTape(persistent=True) as tape:
-        ours = tf.math.real(tf.reduce_sum(function(z)))
-        theirs = tf.math.real(tf.reduce_sum(z * z * tf.math.conj(z)))
-    assert np.allclose(tape.gradient(ours, z), tape.gradient(theirs, z))
-
-
-# --- misuse
-
-
 def test_misuse_is_refused_with_a_kind() -> None:
-    x, t, a = torch.ones(2, requires_grad=True), tf.ones(2), jnp.ones(2)
-    assert kind(lambda: jax_function(3)) == "argument"  # type: ignore[arg-type]
+    a = jnp.ones(2)
     for wrong in ("jax", "numpy", None, 3):
         assert kind(lambda wrong=wrong: jax_function(len, of=wrong)) == "argument"  # type: ignore[misc]
-    assert kind(lambda: in_torch(jnp.exp)(a)) == "not_a_tensor"
-    assert kind(lambda: in_torch(jnp.add)(x, np.ones(2, np.float32))) == "not_a_tensor"
-    assert kind(lambda: in_torch(lambda x: "text")(x)) == "not_a_tensor"
-    assert kind(lambda: in_torch(lambda x: 3.0)(x)) == "not_a_tensor"
-    assert kind(lambda: in_torch(lambda v, x: x, variables=[x])) == "not_a_tensor"
-    assert kind(lambda: in_torch(lambda v, x: x, variables=[jnp.arange(3)])) == "dtype"
-    assert kind(lambda: in_torch(jnp.add)(x, torch.ones(2, device="meta"))) == "device"
-    assert kind(lambda: jax_function(torch.exp)(x)) == kind(lambda: jax_function(torch.exp)(t)) == "not_a_tensor"
+    assert kind(lambda: jax_function(3)) == "argument"  # type: ignore[arg-type]
+    for other in (torch.ones(2), tf.ones(2)):
+        assert kind(lambda other=other: jax_function(torch.exp)(other)) == "not_a_tensor"  # type: ignore[misc]
     assert kind(lambda: jax_function(lambda x: 3)(a)) == kind(lambda: jax_function(lambda x: a)(a)) == "not_a_tensor"
-    assert kind(lambda: in_tf(jnp.exp)(a)) == kind(lambda: in_tf(lambda x: 3)(t)) == "not_a_tensor"
-    assert kind(lambda: tf.function(in_tf(jnp.exp))(t)) == "argument"
-    forward = torch.autograd.forward_ad
-    with forward.dual_level():
-        assert kind(lambda: in_torch(jnp.exp)(forward.make_dual(torch.ones(1), torch.ones(1)))) == "argument"
-
-
-def test_an_error_of_the_function_passes_through() -> None:
-    def fails(x: Any) -> Any:
-        raise KeyError("mine")
-
-    for call in (
-        lambda: in_torch(fails)(torch.ones(2, requires_grad=True)),
-        lambda: in_tf(fails)(tf.ones(2)),
-        lambda: jax_function(fails)(jnp.ones(2)),
-        lambda: jax.grad(jax_function(fails, of="tensorflow"))(jnp.ones(2)),
-    ):
-        with pytest.raises(KeyError, match="mine"):
-            call()
-
-
-def test_the_example_runs() -> None:
-    import doctest
-
-    lines = inspect.getdoc(jax_function) or ""
-    assert re.search(r"^Examples$", lines, re.MULTILINE)
-    example = doctest.DocTestParser().get_doctest(lines, {}, "jax_function", None, None)
-    assert example.examples and doctest.DocTestRunner().run(example).failed == 0
