@@ -11,6 +11,7 @@ enum Outcome {
     /// What the property is for, by its own account: its function calls [`Pair::show`](super::Pair::show).
     Shown,
 }
+use Outcome::{Copied, InPlace, Refused, Shown};
 
 /// The least that a property must have tested.
 struct Least {
@@ -23,6 +24,10 @@ struct Least {
     why: &'static str,
 }
 
+const fn least(property: &'static str, outcome: Outcome, one_in: u32, why: &'static str) -> Least {
+    Least { property, outcome, one_in, why }
+}
+
 /// The fewest cases with which a minimum is missed, in units of the cases that it wants one of. With as many, a pair
 /// that reaches four times the minimum misses it in one run of millions. With fewer, more cases are run first.
 const ENOUGH: u32 = 8;
@@ -32,69 +37,29 @@ const ENOUGH: u32 = 8;
 /// all rows, is 0.19 for a row of one in 50, and 0.29 for a row of one in 25. Of `failure` it is 0.1: between processes
 /// only the ordering can fail.
 const LEAST: &[Least] = &[
-    Least { property: "life", outcome: Outcome::InPlace, one_in: 20, why: "a copy has no lease to release" },
-    Least {
-        property: "values",
-        outcome: Outcome::InPlace,
-        one_in: 50,
-        why: "a copy says nothing of the exported layout",
-    },
-    Least { property: "values", outcome: Outcome::Copied, one_in: 25, why: "a view says nothing of copies" },
-    Least { property: "shape", outcome: Outcome::InPlace, one_in: 50, why: "a copy has its own strides" },
-    Least {
-        property: "identity",
-        outcome: Outcome::InPlace,
-        one_in: 25,
-        why: "only a view has the address of its source",
-    },
-    Least { property: "identity", outcome: Outcome::Copied, one_in: 25, why: "only a copy must have new memory" },
-    Least { property: "aliasing", outcome: Outcome::InPlace, one_in: 25, why: "only shared memory shows writes" },
-    Least { property: "order", outcome: Outcome::InPlace, one_in: 20, why: "a copy may wait by itself" },
-    Least {
-        property: "release_order",
-        outcome: Outcome::InPlace,
-        one_in: 20,
-        why: "only memory of a view is reused under it",
-    },
-    Least { property: "batch", outcome: Outcome::InPlace, one_in: 20, why: "copies return no memory to the source" },
-    Least {
-        property: "round_trip",
-        outcome: Outcome::InPlace,
-        one_in: 25,
-        why: "a copy does not come back to its address",
-    },
-    Least {
-        property: "profile",
-        outcome: Outcome::Shown,
-        one_in: 50,
-        why: "elsewhere the own import takes nothing in place",
-    },
-    Least {
-        property: "round_trip",
-        outcome: Outcome::Shown,
-        one_in: 25,
-        why: "only where both conversions are in place do addresses count",
-    },
-    Least {
-        property: "read_only",
-        outcome: Outcome::Shown,
-        one_in: 25,
-        why: "only read-only memory in place can be written to",
-    },
-    Least { property: "copy", outcome: Outcome::Copied, one_in: 2, why: "it compares copies" },
-    Least { property: "far", outcome: Outcome::Copied, one_in: 2, why: "it compares copies" },
-    Least { property: "staging", outcome: Outcome::Copied, one_in: 2, why: "it compares copies" },
-    Least { property: "torn", outcome: Outcome::Copied, one_in: 2, why: "it judges copies" },
-    Least { property: "huge", outcome: Outcome::InPlace, one_in: 2, why: "it counts the elements of views" },
-    Least {
-        property: "threads",
-        outcome: Outcome::InPlace,
-        one_in: 50,
-        why: "only a view has a lease that threads share",
-    },
-    Least { property: "devices", outcome: Outcome::InPlace, one_in: 20, why: "a copy may wait by itself" },
-    Least { property: "failure", outcome: Outcome::Refused, one_in: 100, why: "elsewhere no call failed" },
-    Least { property: "graph", outcome: Outcome::InPlace, one_in: 4, why: "a copy in a graph is work like any other" },
+    least("life", InPlace, 20, "a copy has no lease to release"),
+    least("values", InPlace, 50, "a copy says nothing of the exported layout"),
+    least("values", Copied, 25, "a view says nothing of copies"),
+    least("shape", InPlace, 50, "a copy has its own strides"),
+    least("identity", InPlace, 25, "only a view has the address of its source"),
+    least("identity", Copied, 25, "only a copy must have new memory"),
+    least("aliasing", InPlace, 25, "only shared memory shows writes"),
+    least("order", InPlace, 20, "a copy may wait by itself"),
+    least("release_order", InPlace, 20, "only memory of a view is reused under it"),
+    least("batch", InPlace, 20, "copies return no memory to the source"),
+    least("round_trip", InPlace, 25, "a copy does not come back to its address"),
+    least("profile", Shown, 50, "elsewhere the own import takes nothing in place"),
+    least("round_trip", Shown, 25, "only where both conversions are in place do addresses count"),
+    least("read_only", Shown, 25, "only read-only memory in place can be written to"),
+    least("copy", Copied, 2, "it compares copies"),
+    least("far", Copied, 2, "it compares copies"),
+    least("staging", Copied, 2, "it compares copies"),
+    least("torn", Copied, 2, "it judges copies"),
+    least("huge", InPlace, 2, "it counts the elements of views"),
+    least("threads", InPlace, 50, "only a view has a lease that threads share"),
+    least("devices", InPlace, 20, "a copy may wait by itself"),
+    least("failure", Refused, 100, "elsewhere no call failed"),
+    least("graph", InPlace, 4, "a copy in a graph is work like any other"),
 ];
 
 impl Outcome {

@@ -181,25 +181,38 @@ const GRAPH_ROUTES: &[Route] = &[Route::Direct, Route::Forked, Route::Captured, 
 /// How `torn` copies. The plain path is first: cases shrink towards it.
 const CALLS: &[Calls] = &[Calls::Together, Calls::Halves, Calls::Prepared];
 
+/// Returns a property of tensors that both sides have, by transfers in place and copies.
+const fn plain(name: &'static str, doc: &'static str, cases: u32, check: Check) -> Property {
+    let strategy: fn(&Sides) -> BoxedStrategy<Case> =
+        |sides| self::cases(tensors(sides, sides.common_dtypes(), false), EITHER);
+    Property { name, doc, cases, native: false, left_out: no_common_dtype, strategy, check }
+}
+
+impl Property {
+    /// With another reason to have no meaning.
+    const fn left_out(self, left_out: fn(&Sides) -> Option<&'static str>) -> Self {
+        Self { left_out, ..self }
+    }
+
+    /// Of other cases.
+    const fn of(self, strategy: fn(&Sides) -> BoxedStrategy<Case>) -> Self {
+        Self { strategy, ..self }
+    }
+
+    /// Compared with the frameworks' own method.
+    const fn native(self) -> Self {
+        Self { native: true, ..self }
+    }
+}
+
 /// Every property, in the order in which they run: `subject` first, because no other verdict means anything where it
 /// fails, then `life`, because a view whose memory was freed may crash the process.
 pub static PROPERTIES: &[Property] = &[
-    Property {
-        name: SUBJECT,
-        doc: "the subjects do what the suite relies on, and the profiles have a meaning",
-        cases: 20,
-        native: false,
-        left_out: no_computed_dtype,
-        strategy: |sides| cases(blocks(sides, SUBJECT_SIZES.into()), NONE),
-        check: Check::Subject,
-    },
-    Property {
-        name: "life",
-        doc: "every lease is released once, and not before",
-        cases: 800,
-        native: false,
-        left_out: no_computed_dtype,
-        strategy: |sides| {
+    plain(SUBJECT, "the subjects do what the suite relies on, and the profiles have a meaning", 20, Check::Subject)
+        .left_out(no_computed_dtype)
+        .of(|sides| cases(blocks(sides, SUBJECT_SIZES.into()), NONE)),
+    plain("life", "every lease is released once, and not before", 800, Check::Life).left_out(no_computed_dtype).of(
+        |sides| {
             let plain = cases(tensors(sides, sides.computed_dtypes(), false), NONE);
             let can = sides.from.can.read_only;
             (plain, lives(), prop::bool::weighted(0.2))
@@ -209,82 +222,37 @@ pub static PROPERTIES: &[Property] = &[
                 })
                 .boxed()
         },
-        check: Check::Life,
-    },
-    Property {
-        name: "values",
-        doc: "the elements arrive bit for bit",
-        cases: 1600,
-        native: false,
-        left_out: no_common_dtype,
-        strategy: |sides| {
-            let plain = cases(tensors(sides, sides.common_dtypes(), true), EITHER);
-            with_pending(sides, plain)
-        },
-        check: Check::Values,
-    },
-    Property {
-        name: "dtype",
-        doc: "every dtype is converted as itself or is refused as the profile says",
-        cases: 1100,
-        native: false,
-        left_out: |_| None,
-        strategy: |sides| cases(of_source(sides), EITHER),
-        check: Check::Dtype,
-    },
-    Property {
-        name: "shape",
-        doc: "shape and strides arrive",
-        cases: 1000,
-        native: false,
-        left_out: no_common_dtype,
-        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
-        check: Check::Shape,
-    },
-    Property {
-        name: "identity",
-        doc: "in place means the same address, a copy means other memory",
-        cases: 800,
-        native: false,
-        left_out: no_common_dtype,
-        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
-        check: Check::Identity,
-    },
-    Property {
-        name: "honesty",
-        doc: "the plan says copy exactly when the address changes",
-        cases: 1400,
-        native: false,
-        left_out: |_| None,
-        strategy: |sides| {
+    ),
+    plain("values", "the elements arrive bit for bit", 1600, Check::Values).of(|sides| {
+        let plain = cases(tensors(sides, sides.common_dtypes(), true), EITHER);
+        with_pending(sides, plain)
+    }),
+    plain("dtype", "every dtype is converted as itself or is refused as the profile says", 1100, Check::Dtype)
+        .left_out(|_| None)
+        .of(|sides| cases(of_source(sides), EITHER)),
+    plain("shape", "shape and strides arrive", 1000, Check::Shape)
+        .of(|sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER)),
+    plain("identity", "in place means the same address, a copy means other memory", 800, Check::Identity)
+        .of(|sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER)),
+    plain("honesty", "the plan says copy exactly when the address changes", 1400, Check::Honesty)
+        .left_out(|_| None)
+        .of(|sides| {
             let plain = cases(of_source(sides), ANY);
             with_pending(sides, plain)
-        },
-        check: Check::Honesty,
-    },
-    Property {
-        name: "profile",
-        doc: "what the target's own import takes in place, its profile takes in place",
-        cases: 400,
-        native: false,
-        left_out: |sides| {
+        }),
+    plain("profile", "what the target's own import takes in place, its profile takes in place", 400, Check::Profile)
+        .left_out(|sides| {
             let none = sides.to.can.imports.is_none().then_some("the target has no method that imports");
             let other = sides.from.can.imports.is_none().then_some("not every import takes tensors of the source");
             none.or(other).or_else(|| one_process(sides))
-        },
-        strategy: |sides| cases(of_source(sides), NONE),
-        check: Check::Profile,
-    },
-    Property {
-        name: "read_only",
-        doc: "read-only is kept or refused",
-        cases: 600,
-        native: false,
-        left_out: |sides| {
+        })
+        .of(|sides| cases(of_source(sides), NONE)),
+    plain("read_only", "read-only is kept or refused", 600, Check::ReadOnly)
+        .left_out(|sides| {
             let none = (!sides.from.can.read_only).then_some("the source makes no read-only tensors");
             none.or_else(|| no_common_dtype(sides))
-        },
-        strategy: |sides| {
+        })
+        .of(|sides| {
             let plain = cases(tensors(sides, sides.common_dtypes(), false), ANY);
             (plain, prop::bool::weighted(0.8))
                 .prop_map(|(mut case, read_only)| {
@@ -292,28 +260,15 @@ pub static PROPERTIES: &[Property] = &[
                     case
                 })
                 .boxed()
-        },
-        check: Check::ReadOnly,
-    },
-    Property {
-        name: "aliasing",
-        doc: "writes are seen on the other side exactly when the memory is shared",
-        cases: 1000,
-        native: false,
-        left_out: |sides| {
+        }),
+    plain("aliasing", "writes are seen on the other side exactly when the memory is shared", 1000, Check::Aliasing)
+        .left_out(|sides| {
             let none = !sides.from.can.writes && !sides.to.can.writes;
             none.then_some("neither side writes to its tensors").or_else(|| no_common_dtype(sides))
-        },
-        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), false), EITHER),
-        check: Check::Aliasing,
-    },
-    Property {
-        name: "order",
-        doc: "the consumer sees what the owner's stream had still to write",
-        cases: 1200,
-        native: true,
-        left_out: no_streams,
-        strategy: |sides| {
+        }),
+    plain("order", "the consumer sees what the owner's stream had still to write", 1200, Check::Order)
+        .left_out(no_streams)
+        .of(|sides| {
             let plain = cases(tensors(sides, sides.computed_dtypes(), false), &[None, None, None, Some(true)]);
             let route = routes(sides, &[Route::Direct, Route::Direct, Route::Direct, Route::Onward, Route::CopyOn]);
             let same = sides.same_framework();
@@ -326,16 +281,11 @@ pub static PROPERTIES: &[Property] = &[
                     Case { streams, route, ..case }
                 })
                 .boxed()
-        },
-        check: Check::Order,
-    },
-    Property {
-        name: "release_order",
-        doc: "memory is reused only after its last reader",
-        cases: 1200,
-        native: true,
-        left_out: no_streams,
-        strategy: |sides| {
+        })
+        .native(),
+    plain("release_order", "memory is reused only after its last reader", 1200, Check::ReleaseOrder)
+        .left_out(no_streams)
+        .of(|sides| {
             let plain = cases(within(sides, blocks(sides, BLOCK_SIZES.into())), &[None, None, None, Some(true)]);
             let route = routes(sides, ROUTES);
             (plain, picks(sides), route)
@@ -351,48 +301,35 @@ pub static PROPERTIES: &[Property] = &[
                     Case { streams, route, ..case }
                 })
                 .boxed()
-        },
-        check: Check::ReleaseOrder,
-    },
-    Property {
-        name: "batch",
-        doc: "tensors that are converted together return their memory, each after its last reader",
-        cases: 400,
-        native: false,
-        left_out: no_streams,
-        strategy: |sides| {
-            let plain = cases(blocks(sides, BATCH_SIZES.into()), &[None, None, None, Some(true)]);
-            (plain, picks(sides), any::<bool>())
-                .prop_map(|(case, mut streams, together)| {
-                    if case.copy == Some(true) {
-                        streams.allocate = streams.write;
-                    }
-                    if together {
-                        // Only views that are dropped in the stream that reads them return their memory together.
-                        streams.drop = streams.read;
-                    }
-                    Case { streams, ..case }
-                })
-                .boxed()
-        },
-        check: Check::Batch,
-    },
-    Property {
-        name: "round_trip",
-        doc: "there and back again: the same bits, the same address",
-        cases: 700,
-        native: false,
-        left_out: no_common_dtype,
-        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
-        check: Check::RoundTrip,
-    },
-    Property {
-        name: "options",
-        doc: "dimensions, order, device and read-only are as the caller asks",
-        cases: 800,
-        native: false,
-        left_out: |sides| one_process(sides).or_else(|| no_common_dtype(sides)),
-        strategy: |sides| {
+        })
+        .native(),
+    plain(
+        "batch",
+        "tensors that are converted together return their memory, each after its last reader",
+        400,
+        Check::Batch,
+    )
+    .left_out(no_streams)
+    .of(|sides| {
+        let plain = cases(blocks(sides, BATCH_SIZES.into()), &[None, None, None, Some(true)]);
+        (plain, picks(sides), any::<bool>())
+            .prop_map(|(case, mut streams, together)| {
+                if case.copy == Some(true) {
+                    streams.allocate = streams.write;
+                }
+                if together {
+                    // Only views that are dropped in the stream that reads them return their memory together.
+                    streams.drop = streams.read;
+                }
+                Case { streams, ..case }
+            })
+            .boxed()
+    }),
+    plain("round_trip", "there and back again: the same bits, the same address", 700, Check::RoundTrip)
+        .of(|sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER)),
+    plain("options", "dimensions, order, device and read-only are as the caller asks", 800, Check::Options)
+        .left_out(|sides| one_process(sides).or_else(|| no_common_dtype(sides)))
+        .of(|sides| {
             let can = sides.from.can.read_only;
             (cases(tensors(sides, sides.common_dtypes(), true), ANY), prop::bool::weighted(0.3))
                 .prop_map(move |(mut case, read_only)| {
@@ -400,137 +337,89 @@ pub static PROPERTIES: &[Property] = &[
                     case
                 })
                 .boxed()
-        },
-        check: Check::Options,
-    },
-    Property {
-        name: "chain",
-        doc: "a view of a view keeps bits, address and protection, and leaves nothing at its address",
-        cases: 400,
-        native: false,
-        left_out: |sides| one_process(sides).or_else(|| no_computed_dtype(sides)),
-        strategy: |sides| {
-            let can = sides.from.can.read_only;
-            (cases(tensors(sides, sides.computed_dtypes(), false), EITHER), any::<bool>())
-                .prop_map(move |(mut case, read_only)| {
-                    case.spec.read_only = can && read_only;
-                    case
-                })
-                .boxed()
-        },
-        check: Check::Chain,
-    },
-    Property {
-        name: "many",
-        doc: "different tensors that are converted together arrive each at its place",
-        cases: 200,
-        native: false,
-        left_out: |sides| one_process(sides).or_else(|| no_computed_dtype(sides)),
-        strategy: |sides| {
+        }),
+    plain(
+        "chain",
+        "a view of a view keeps bits, address and protection, and leaves nothing at its address",
+        400,
+        Check::Chain,
+    )
+    .left_out(|sides| one_process(sides).or_else(|| no_computed_dtype(sides)))
+    .of(|sides| {
+        let can = sides.from.can.read_only;
+        (cases(tensors(sides, sides.computed_dtypes(), false), EITHER), any::<bool>())
+            .prop_map(move |(mut case, read_only)| {
+                case.spec.read_only = can && read_only;
+                case
+            })
+            .boxed()
+    }),
+    plain("many", "different tensors that are converted together arrive each at its place", 200, Check::Many)
+        .left_out(|sides| one_process(sides).or_else(|| no_computed_dtype(sides)))
+        .of(|sides| {
             (deferring(sides), cases(tensors(sides, sides.computed_dtypes(), false), ANY))
                 .prop_map(|(pieces, case)| Case { pieces, ..case })
                 .boxed()
-        },
-        check: Check::Many,
-    },
-    Property {
-        name: "copy",
-        doc: "the kernels copy as the frameworks do",
-        cases: 1000,
-        native: false,
-        left_out: no_common_dtype,
-        strategy: |sides| {
-            let small = with_pending(sides, cases(tensors(sides, sides.common_dtypes(), true), ASKED));
-            let tiled = cases(tiled(sides, sides.common_dtypes()), ASKED);
-            prop_oneof![small, tiled].boxed()
-        },
-        check: Check::Copy,
-    },
-    Property {
-        name: "large",
-        doc: "tensors of megabytes are copied as small ones are",
-        cases: 24,
-        native: false,
-        left_out: no_common_dtype,
-        strategy: |sides| cases(large(sides), ASKED),
-        check: Check::Copy,
-    },
-    Property {
-        name: "elements",
-        doc: "what is copied into a tensor arrives element by element, broadcast and cast, and is counted as a write",
-        cases: 250,
-        native: false,
-        left_out: no_targets,
-        strategy: |sides| {
-            let plain = cases(blocks(sides, SUBJECT_SIZES.into()), NONE);
-            (deferring(sides), plain, select(CALLS))
-                .prop_map(|(pieces, case, calls)| Case { spec: pieces[0].from.clone(), pieces, calls, ..case })
-                .boxed()
-        },
-        check: Check::Elements,
-    },
-    Property {
-        name: "targets",
-        doc: "what must not be copied into is refused and stays as it was, and what users make is written and counted",
-        cases: 10,
-        native: false,
-        left_out: |sides| {
-            let none = !sides.common_ranks().contains(&2);
-            no_targets(sides).or(none.then_some("the two have no matrices in common"))
-        },
-        strategy: |sides| cases(blocks(sides, SUBJECT_SIZES.into()), NONE),
-        check: Check::Targets,
-    },
-    Property {
-        name: "far",
-        doc: "elements that lie gigabytes apart are copied",
-        cases: 20,
-        native: false,
-        left_out: |sides| {
+        }),
+    plain("copy", "the kernels copy as the frameworks do", 1000, Check::Copy).of(|sides| {
+        let small = with_pending(sides, cases(tensors(sides, sides.common_dtypes(), true), ASKED));
+        let tiled = cases(tiled(sides, sides.common_dtypes()), ASKED);
+        prop_oneof![small, tiled].boxed()
+    }),
+    plain("large", "tensors of megabytes are copied as small ones are", 24, Check::Copy)
+        .of(|sides| cases(large(sides), ASKED)),
+    plain(
+        "elements",
+        "what is copied into a tensor arrives element by element, broadcast and cast, and is counted as a write",
+        250,
+        Check::Elements,
+    )
+    .left_out(no_targets)
+    .of(|sides| {
+        let plain = cases(blocks(sides, SUBJECT_SIZES.into()), NONE);
+        (deferring(sides), plain, select(CALLS))
+            .prop_map(|(pieces, case, calls)| Case { spec: pieces[0].from.clone(), pieces, calls, ..case })
+            .boxed()
+    }),
+    plain(
+        "targets",
+        "what must not be copied into is refused and stays as it was, and what users make is written and counted",
+        10,
+        Check::Targets,
+    )
+    .left_out(|sides| {
+        let none = !sides.common_ranks().contains(&2);
+        no_targets(sides).or(none.then_some("the two have no matrices in common"))
+    })
+    .of(|sides| cases(blocks(sides, SUBJECT_SIZES.into()), NONE)),
+    plain("far", "elements that lie gigabytes apart are copied", 20, Check::Far)
+        .left_out(|sides| {
             let compact = sides.from.profile.strides == Strides::Compact;
             no_gigabytes(sides).or(compact.then_some("the source makes compact tensors only")).or((*sides
                 .common_ranks()
                 .end()
                 < 2)
             .then_some("the two have no matrices in common"))
-        },
-        strategy: |sides| cases(apart(sides), ASKED),
-        check: Check::Far,
-    },
-    Property {
-        name: "huge",
-        doc: "more elements than 31 bits count cross in place, there and back",
-        cases: 20,
-        native: false,
-        left_out: |sides| {
+        })
+        .of(|sides| cases(apart(sides), ASKED)),
+    plain("huge", "more elements than 31 bits count cross in place, there and back", 20, Check::Huge)
+        .left_out(|sides| {
             let owns = sides.to.profile.owns_memory;
             no_gigabytes(sides)
                 .or((!sides.from.can.parts).then_some("the source makes no views of its tensors"))
                 .or(owns.then_some("the target copies every tensor"))
                 .or((!sides.common_ranks().contains(&1)).then_some("the two have no vectors in common"))
-        },
-        strategy: |sides| cases(uncountable(sides), NONE),
-        check: Check::Huge,
-    },
-    Property {
-        name: "staging",
-        doc: "copies that run at once do not disturb each other",
-        cases: 300,
-        native: false,
-        left_out: no_streams,
-        strategy: |sides| {
+        })
+        .of(|sides| cases(uncountable(sides), NONE)),
+    plain("staging", "copies that run at once do not disturb each other", 300, Check::Staging).left_out(no_streams).of(
+        |sides| {
             let plain = cases(tensors(sides, sides.computed_dtypes(), false), ASKED);
             (plain, picks(sides)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
         },
-        check: Check::Staging,
-    },
-    Property {
-        name: "torn",
-        doc: "what is copied together is of one generation, while the sources are written",
-        cases: 200,
-        native: false,
-        left_out: no_targets,
-        strategy: |sides| {
+    ),
+    plain("torn", "what is copied together is of one generation, while the sources are written", 200, Check::Torn)
+        .left_out(no_targets)
+        .of(|sides| {
             let plain = cases(blocks(sides, SUBJECT_SIZES.into()), NONE);
             // A copier keeps its sources, and a source that is not written to is replaced by another one.
             let calls = if sides.from.can.writes { CALLS } else { &CALLS[..2] };
@@ -540,16 +429,9 @@ pub static PROPERTIES: &[Property] = &[
                     Case { spec, pieces, streams, calls, ..case }
                 })
                 .boxed()
-        },
-        check: Check::Torn,
-    },
-    Property {
-        name: "failure",
-        doc: "where one call of a conversion fails, nothing is lost and nothing is kept",
-        cases: 400,
-        native: false,
-        left_out: no_common_dtype,
-        strategy: |sides| {
+        }),
+    plain("failure", "where one call of a conversion fails, nothing is lost and nothing is kept", 400, Check::Failure)
+        .of(|sides| {
             let plain = cases(tensors(sides, sides.common_dtypes(), false), EITHER);
             (plain, picks(sides))
                 .prop_map(|(case, mut streams)| {
@@ -558,55 +440,39 @@ pub static PROPERTIES: &[Property] = &[
                     Case { streams, ..case }
                 })
                 .boxed()
-        },
-        check: Check::Failure,
-    },
-    Property {
-        name: "users",
-        doc: "tensors as users make them convert right, or are refused as their framework says",
-        cases: 200,
-        native: false,
-        left_out: |sides| {
-            let none = !sides.from.can.usual;
-            none.then_some("no list says how users of the source make tensors").or_else(|| no_common_dtype(sides))
-        },
-        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), false), NONE),
-        check: Check::Users,
-    },
-    Property {
-        name: "raises",
-        doc: "where a framework raises, the error says so, nothing is kept, and the next conversion is right",
-        cases: 60,
-        native: false,
-        left_out: |sides| {
-            let none = !sides.from.can.raises && !sides.to.can.raises;
-            none.then_some("no function of either framework can be made to raise").or_else(|| no_common_dtype(sides))
-        },
-        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), false), NONE),
-        check: Check::Raises,
-    },
-    Property {
-        name: "threads",
-        doc: "threads that convert at once do not disturb each other",
-        cases: 100,
-        native: false,
-        left_out: |sides| {
-            let both = sides.from.can.threads && sides.to.can.threads;
-            (!both).then_some("one side is for a single thread").or_else(|| no_common_dtype(sides))
-        },
-        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), false), EITHER),
-        check: Check::Threads,
-    },
-    Property {
-        name: "devices",
-        doc: "the current device need not be the tensor's",
-        cases: 400,
-        native: false,
-        left_out: |sides| {
+        }),
+    plain(
+        "users",
+        "tensors as users make them convert right, or are refused as their framework says",
+        200,
+        Check::Users,
+    )
+    .left_out(|sides| {
+        let none = !sides.from.can.usual;
+        none.then_some("no list says how users of the source make tensors").or_else(|| no_common_dtype(sides))
+    })
+    .of(|sides| cases(tensors(sides, sides.common_dtypes(), false), NONE)),
+    plain(
+        "raises",
+        "where a framework raises, the error says so, nothing is kept, and the next conversion is right",
+        60,
+        Check::Raises,
+    )
+    .left_out(|sides| {
+        let none = !sides.from.can.raises && !sides.to.can.raises;
+        none.then_some("no function of either framework can be made to raise").or_else(|| no_common_dtype(sides))
+    })
+    .of(|sides| cases(tensors(sides, sides.common_dtypes(), false), NONE)),
+    plain("threads", "threads that convert at once do not disturb each other", 100, Check::Threads).left_out(|sides| {
+        let both = sides.from.can.threads && sides.to.can.threads;
+        (!both).then_some("one side is for a single thread").or_else(|| no_common_dtype(sides))
+    }),
+    plain("devices", "the current device need not be the tensor's", 400, Check::Devices)
+        .left_out(|sides| {
             let none = !sides.from.can.devices && !sides.to.can.devices;
             none.then_some("neither side has another device").or_else(|| no_streams(sides))
-        },
-        strategy: |sides| {
+        })
+        .of(|sides| {
             let plain = cases(blocks(sides, BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
             (plain, picks(sides))
                 .prop_map(|(case, mut streams)| {
@@ -617,21 +483,15 @@ pub static PROPERTIES: &[Property] = &[
                     Case { streams, ..case }
                 })
                 .boxed()
-        },
-        check: Check::Devices,
-    },
-    Property {
-        name: "graph",
-        doc: "a conversion in a captured stream is captured, or refused where it cannot be",
-        cases: 200,
-        native: false,
-        left_out: |sides| {
+        }),
+    plain("graph", "a conversion in a captured stream is captured, or refused where it cannot be", 200, Check::Graph)
+        .left_out(|sides| {
             let none = !sides.to.can.graphs || sides.to.streams == 0;
             none.then_some("the target captures no graphs")
                 .or((sides.from.streams == 0).then_some("the source has a single stream, which is not captured"))
                 .or_else(|| no_streams(sides))
-        },
-        strategy: |sides| {
+        })
+        .of(|sides| {
             let captured = 1..=sides.to.streams;
             // One framework has one current stream: what is exported there is exported in the captured one.
             let (same, count) = (sides.same_framework(), sides.to.streams);
@@ -659,15 +519,9 @@ pub static PROPERTIES: &[Property] = &[
                     Case { streams, route, ..case }
                 })
                 .boxed()
-        },
-        check: Check::Graph,
-    },
-    Property {
-        name: "moves",
-        doc: "moves between host and device that run at once do not disturb each other",
-        cases: 60,
-        native: false,
-        left_out: |sides| {
+        }),
+    plain("moves", "moves between host and device that run at once do not disturb each other", 60, Check::Moves)
+        .left_out(|sides| {
             let devices = &sides.from.profile.devices;
             let moved = sides.device.kind == DeviceKind::CUDA && devices.contains(&DeviceKind::CPU);
             let writes = sides.from.is_target && sides.to.is_target;
@@ -677,22 +531,17 @@ pub static PROPERTIES: &[Property] = &[
                 .or((!writes).then_some("one side lets no other write to its tensors"))
                 .or(apart.then_some("copies into tensors are within one process"))
                 .or_else(|| no_streams(sides))
-        },
-        strategy: |sides| {
+        })
+        .of(|sides| {
             let plain = cases(blocks(sides, MOVE_SIZES.into()), NONE);
             (plain, picks(sides)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
-        },
-        check: Check::Moves,
-    },
-    Property {
-        name: "growth",
-        doc: "equal conversions and refusals leave no memory, no objects and no leases behind",
-        cases: 24,
-        native: false,
-        left_out: no_common_dtype,
-        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), false), EITHER),
-        check: Check::Growth,
-    },
+        }),
+    plain(
+        "growth",
+        "equal conversions and refusals leave no memory, no objects and no leases behind",
+        24,
+        Check::Growth,
+    ),
 ];
 
 /// Chooses a route. Those that lead back need a source that makes tensors of views.
