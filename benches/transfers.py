@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benches import baseline, growth, relay, settings
+from benches import baseline, growth, settings
 from benches.reports import publish
 from benches.settings import Setting
 from truebridge._frameworks.table import ALL
@@ -83,22 +83,18 @@ def main(argv: list[str]) -> int:
     rows = [row for setting in measured for row in _measure(setting, options)]
     verdicts = [_judge(setting, rows) for setting in measured]
     grown = [row for setting in measured for row in growth.measure(setting, options)]
-    relayed = relay.measure(options)
-    tables = [*growth.markdown(grown), "", *relay.markdown(relayed)]
-    table = _markdown(about, rows, verdicts) + "\n" + "\n".join(tables) + "\n"
+    table = "\n".join([_markdown(about, rows, verdicts), *growth.markdown(grown), ""])
     data = {
         "host": about,
         "rows": [asdict(row) for row in rows],
         "verdicts": [asdict(v) for v in verdicts],
         "growth": [asdict(row) for row in grown],
-        "relay": [asdict(row) for row in relayed],
     }
     if kept is not None:
         return _check(options, kept, table, data)
     publish(options.report, "bench", table, data)
-    judged: list[Verdict | growth.Growth | relay.Relayed] = [v for v in verdicts if v.is_judged]
+    judged: list[Verdict | growth.Growth] = [v for v in verdicts if v.is_judged]
     judged += [row for row in grown if row.bar is not None]
-    judged += [row for row in relayed if row.bar is not None]
     missed = sum(not verdict.passed for verdict in judged)
     print(f"{len(judged) - missed} passed, {missed} failed")
     return 1 if missed else 0

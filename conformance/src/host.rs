@@ -1,9 +1,7 @@
 //! Subjects of host memory: a subject is an adapter and the few functions in which frameworks differ.
 
 use crate::{Capabilities, Observed, Spec, Subject, model};
-use bridge_core::{
-    Adapter, Consumer, DType, Device, Export, Failed, HostOnly, Offer, Order, Ordering, Profile, Result, Stream,
-};
+use bridge_core::{Adapter, DType, Device, HostOnly, Ordering, Result, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,38 +85,7 @@ impl<A: Adapter, H: HostTensors<Tensor = A::Tensor>> HostSubject<A, H> {
 unsafe impl<A: Adapter, H> Adapter for HostSubject<A, H> {
     type Tensor = A::Tensor;
 
-    fn profile(&self) -> &Profile {
-        self.adapter.profile()
-    }
-
-    fn consumer(&self) -> Arc<dyn Consumer> {
-        self.adapter.consumer()
-    }
-
-    fn export(&self, tensor: &A::Tensor) -> Result<Export> {
-        self.adapter.export(tensor)
-    }
-
-    fn import(&self, offer: Offer) -> Result<A::Tensor> {
-        self.adapter.import(offer)
-    }
-
-    fn compact(&self, tensor: &A::Tensor) -> Result<A::Tensor> {
-        self.adapter.compact(tensor)
-    }
-
-    fn overwritten(&self, tensor: &A::Tensor) -> Result<()> {
-        self.adapter.overwritten(tensor)
-    }
-
-    fn overwritten_all(&self, tensors: &[&A::Tensor]) -> Result<(), Failed> {
-        self.adapter.overwritten_all(tensors)
-    }
-
-    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {
-        // SAFETY: the caller's obligation.
-        unsafe { self.adapter.empty(device, dtype, shape, order) }
-    }
+    forward_adapter!(A::Tensor, adapter);
 }
 
 /// Garbage, which memory that is used too early is overwritten with.
@@ -129,32 +96,17 @@ impl<T: Clone + Send, A: Adapter<Tensor = T>, H: HostTensors<Tensor = T>> Subjec
         Device::CPU
     }
 
-    fn capabilities(&self) -> Capabilities {
-        self.tensors.capabilities()
-    }
-
     fn ordering(&self) -> Arc<dyn Ordering> {
         Arc::clone(&self.ordering)
     }
 
-    fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<T> {
-        self.tensors.create(spec, bytes)
-    }
-
-    fn create_unwritten(&self, spec: &Spec) -> Option<Result<T>> {
-        self.tensors.create_unwritten(spec)
-    }
-
-    fn observe(&self, tensor: &T) -> Result<Observed> {
-        self.tensors.observe(tensor)
-    }
-
-    fn read(&self, tensor: &T) -> Result<Vec<u8>> {
-        self.tensors.read(tensor)
-    }
-
-    fn write(&self, tensor: &T, bytes: &[u8]) -> Result<()> {
-        self.tensors.write(tensor, bytes)
+    forward! { tensors:
+        fn capabilities() -> Capabilities;
+        fn create(spec: &Spec, bytes: &[u8]) -> Result<T>;
+        fn create_unwritten(spec: &Spec) -> Option<Result<T>>;
+        fn observe(tensor: &T) -> Result<Observed>;
+        fn read(tensor: &T) -> Result<Vec<u8>>;
+        fn write(tensor: &T, bytes: &[u8]) -> Result<()>;
     }
 
     fn fill(&self, tensor: &mut T, byte: u8) -> Result<()> {

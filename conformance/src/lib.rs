@@ -59,6 +59,9 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[macro_use]
+mod forward;
+
 #[cfg(unix)]
 mod apart;
 mod case;

@@ -54,6 +54,7 @@ pub struct Observed {
 
 /// What a framework can do on the device of its subject. The suite makes no other tensors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Capabilities {
     /// Dtypes of the tensors that it can make.
     pub dtypes: Vec<DType>,

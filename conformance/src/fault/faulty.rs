@@ -3,8 +3,8 @@
 use super::Fault;
 use crate::{Observed, Subject};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Export, Failed, Keep, Layout, Offer, Order, Profile,
-    Result, Reuse, Stream, Strides, Views,
+    Access, Adapter, Allocation, Consumer, DType, Device, Export, Keep, Layout, Memory, Offer, Profile, Result, Reuse,
+    Stream, Strides, Views,
 };
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -217,18 +217,7 @@ unsafe impl<A: Breakable> Adapter for Faulty<A> {
         }
     }
 
-    fn overwritten(&self, tensor: &A::Tensor) -> Result<()> {
-        self.sound.overwritten(tensor)
-    }
-
-    fn overwritten_all(&self, tensors: &[&A::Tensor]) -> Result<(), Failed> {
-        self.sound.overwritten_all(tensors)
-    }
-
-    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {
-        // SAFETY: the caller's obligation.
-        unsafe { self.sound.empty(device, dtype, shape, order) }
-    }
+    forward_adapter!(A::Tensor, sound: overwritten empty);
 }
 
 /// Exports the same tensor with a fault.
@@ -237,7 +226,11 @@ fn spoil(fault: Fault, exported: Export, releaser: impl FnOnce() -> Box<dyn Fn()
     let (mut shape, mut strides) = (layout.shape().to_vec(), layout.strides().to_vec());
     let mut offset = layout.offset();
     let itemsize = layout.itemsize() as i64;
-    let mut buffer = Spoilt::of(&exported);
+    let buffer = exported.buffer();
+    let bytes = buffer.address()..buffer.address() + buffer.len();
+    let (mut device, mut access, mut stream, mut reuse) =
+        (buffer.device(), buffer.access(), buffer.stream(), buffer.reuse());
+    let mut owner = Owner::default();
     match fault {
         Fault::StridesInBytes => strides.iter_mut().for_each(|stride| *stride *= itemsize),
         Fault::OffsetDropped => offset = layout.byte_extent().0,
@@ -261,21 +254,25 @@ fn spoil(fault: Fault, exported: Export, releaser: impl FnOnce() -> Box<dyn Fn()
             let both = MISTAKEN.iter().flat_map(|(one, other)| [(*one, *other), (*other, *one)]);
             dtype = both.into_iter().find(|(right, _)| *right == dtype).map_or(dtype, |(_, wrong)| wrong);
         }
-        Fault::ReadOnlyLost | Fault::ReadOnlyForgotten | Fault::ReadOnlyReturned => buffer.access = Access::ReadWrite,
-        Fault::ReadOnlyInvented => buffer.access = Access::ReadOnly,
+        Fault::ReadOnlyLost | Fault::ReadOnlyForgotten | Fault::ReadOnlyReturned => access = Access::ReadWrite,
+        Fault::ReadOnlyInvented => access = Access::ReadOnly,
         Fault::PendingDropped => pending = None,
-        Fault::WrongDevice => buffer.device.index += 1,
-        Fault::StreamForgotten => buffer.stream = None,
-        Fault::StreamMistaken => buffer.stream = Some(Stream::LEGACY),
-        Fault::ReuseOverclaimed => buffer.reuse = Reuse::InStreamOrder,
-        Fault::DoubleRelease => buffer.again = Some(releaser()),
+        Fault::WrongDevice => device.index += 1,
+        Fault::StreamForgotten => stream = None,
+        Fault::StreamMistaken => stream = Some(Stream::LEGACY),
+        Fault::ReuseOverclaimed => reuse = Reuse::InStreamOrder,
+        Fault::DoubleRelease => owner.again = Some(releaser()),
         _ => (),
     }
     if fault != Fault::EarlyRelease {
-        buffer.exported = Some(exported);
+        owner.exported = Some(exported);
     }
     let layout = Layout::new(dtype, &shape, Some(&strides), offset)?;
-    Ok(Export::new(dtype, layout, buffer)?.with_pending(pending))
+    let allocation = Allocation::new(bytes, device, access, stream, reuse);
+    // SAFETY: the promises are broken on purpose. That is sound because faults are planted on simulated memory only, whose
+    // addresses are only numbers.
+    let memory = unsafe { Memory::new(allocation, owner) };
+    Ok(Export::new(dtype, layout, memory)?.with_pending(pending))
 }
 
 /// Dtypes, and those of half their size.
@@ -297,56 +294,14 @@ const MISTAKEN: &[(DType, DType)] = &[
     (DType::FLOAT8_E4M3FN, DType::FLOAT8_E4M3FNUZ),
 ];
 
-/// A buffer that breaks its promises.
-struct Spoilt {
+/// What keeps the memory of a tensor that is exported with a fault.
+#[derive(Default)]
+struct Owner {
     exported: Option<Export>,
-    bytes: (usize, usize),
-    device: Device,
-    access: Access,
-    stream: Option<Stream>,
-    reuse: Reuse,
     again: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
-impl Spoilt {
-    fn of(exported: &Export) -> Self {
-        let buffer = exported.buffer();
-        Self {
-            exported: None,
-            bytes: (buffer.address(), buffer.len()),
-            device: buffer.device(),
-            access: buffer.access(),
-            stream: buffer.stream(),
-            reuse: buffer.reuse(),
-            again: None,
-        }
-    }
-}
-
-// SAFETY: the promises are broken on purpose. That is sound because faults are planted on simulated memory only, whose
-// addresses are only numbers.
-unsafe impl DeviceBuffer for Spoilt {
-    fn address(&self) -> usize {
-        self.bytes.0
-    }
-    fn len(&self) -> usize {
-        self.bytes.1
-    }
-    fn device(&self) -> Device {
-        self.device
-    }
-    fn access(&self) -> Access {
-        self.access
-    }
-    fn stream(&self) -> Option<Stream> {
-        self.stream
-    }
-    fn reuse(&self) -> Reuse {
-        self.reuse
-    }
-}
-
-impl Drop for Spoilt {
+impl Drop for Owner {
     fn drop(&mut self) {
         if let Some(again) = self.again.take() {
             again();

@@ -10,32 +10,36 @@ use std::time::Duration;
 
 #[deny(clippy::missing_trait_methods)]
 impl<A: Breakable> Subject for Faulty<A> {
-    fn name(&self) -> &str {
-        self.sound.name()
-    }
-
-    fn device(&self) -> Device {
-        self.sound.device()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.sound.capabilities()
-    }
-
-    fn ordering(&self) -> Arc<dyn Ordering> {
-        self.sound.ordering()
-    }
-
-    fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<A::Tensor> {
-        self.sound.create(spec, bytes)
-    }
-
-    fn create_unwritten(&self, spec: &Spec) -> Option<Result<A::Tensor>> {
-        self.sound.create_unwritten(spec)
-    }
-
-    fn observe(&self, tensor: &A::Tensor) -> Result<Observed> {
-        self.sound.observe(tensor)
+    forward! { sound:
+        fn name() -> &str;
+        fn device() -> Device;
+        fn capabilities() -> Capabilities;
+        fn ordering() -> Arc<dyn Ordering>;
+        fn create(spec: &Spec, bytes: &[u8]) -> Result<A::Tensor>;
+        fn create_unwritten(spec: &Spec) -> Option<Result<A::Tensor>>;
+        fn observe(tensor: &A::Tensor) -> Result<Observed>;
+        fn write(tensor: &A::Tensor, bytes: &[u8]) -> Result<()>;
+        fn fill(tensor: &mut A::Tensor, byte: u8) -> Result<()>;
+        fn allocate(nbytes: usize) -> Result<A::Tensor>;
+        fn snapshot(from: &A::Tensor, into: &mut A::Tensor) -> Result<()>;
+        fn share(tensor: &A::Tensor) -> A::Tensor;
+        fn drop_on_thread(tensor: A::Tensor);
+        fn streams() -> Vec<Stream>;
+        fn on_fresh_stream(external: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+        fn note(view: &A::Tensor) -> Result<()>;
+        fn delay() -> Result<()>;
+        fn version(tensor: &A::Tensor) -> Result<Option<u64>>;
+        fn usual(number: usize, seed: u64) -> Option<Result<Usual<'_, A::Tensor>>>;
+        fn raising(number: usize, body: &mut dyn FnMut()) -> Option<Result<Raised>>;
+        fn drop_amid_exception(tensor: A::Tensor) -> Result<()>;
+        fn together(body: &mut dyn FnMut());
+        fn threads() -> Option<Threads>;
+        fn settle() -> Result<Option<usize>>;
+        fn usage() -> Result<Usage>;
+        fn patience() -> Duration;
+        fn leases() -> u64;
+        fn import_natively(other: &A::Tensor) -> Option<Result<A::Tensor>>;
+        fn check() -> Result<()>;
     }
 
     fn read(&self, tensor: &A::Tensor) -> Result<Vec<u8>> {
@@ -46,54 +50,9 @@ impl<A: Breakable> Subject for Faulty<A> {
         }
     }
 
-    fn write(&self, tensor: &A::Tensor, bytes: &[u8]) -> Result<()> {
-        self.sound.write(tensor, bytes)
-    }
-
-    fn fill(&self, tensor: &mut A::Tensor, byte: u8) -> Result<()> {
-        self.sound.fill(tensor, byte)
-    }
-
-    fn allocate(&self, nbytes: usize) -> Result<A::Tensor> {
-        self.sound.allocate(nbytes)
-    }
-
-    fn snapshot(&self, from: &A::Tensor, into: &mut A::Tensor) -> Result<()> {
-        self.sound.snapshot(from, into)
-    }
-
-    fn share(&self, tensor: &A::Tensor) -> A::Tensor {
-        self.sound.share(tensor)
-    }
-
-    fn drop_on_thread(&self, tensor: A::Tensor) {
-        self.sound.drop_on_thread(tensor);
-    }
-
-    fn streams(&self) -> Vec<Stream> {
-        self.sound.streams()
-    }
-
-    unsafe fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.sound.on_stream(stream, body) }
-    }
-
-    unsafe fn join(&self, earlier: Stream, later: Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.sound.join(earlier, later) }
-    }
-
-    fn on_fresh_stream(&self, external: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.sound.on_fresh_stream(external, body)
-    }
-
-    fn note(&self, view: &A::Tensor) -> Result<()> {
-        self.sound.note(view)
-    }
-
-    fn delay(&self) -> Result<()> {
-        self.sound.delay()
+    forward! { sound:
+        unsafe fn on_stream(stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+        unsafe fn join(earlier: Stream, later: Stream) -> Result<()>;
     }
 
     fn part(&self, tensor: &A::Tensor, start: usize) -> Option<Result<A::Tensor>> {
@@ -102,30 +61,6 @@ impl<A: Breakable> Subject for Faulty<A> {
             Some(Fault::PartOrphaned) => part.map(|part| part.map(|part| self.sound.orphan(&part))),
             _ => part,
         }
-    }
-
-    fn version(&self, tensor: &A::Tensor) -> Result<Option<u64>> {
-        self.sound.version(tensor)
-    }
-
-    fn usual(&self, number: usize, seed: u64) -> Option<Result<Usual<'_, A::Tensor>>> {
-        self.sound.usual(number, seed)
-    }
-
-    fn raising(&self, number: usize, body: &mut dyn FnMut()) -> Option<Result<Raised>> {
-        self.sound.raising(number, body)
-    }
-
-    fn drop_amid_exception(&self, tensor: A::Tensor) -> Result<()> {
-        self.sound.drop_amid_exception(tensor)
-    }
-
-    fn together(&self, body: &mut dyn FnMut()) {
-        self.sound.together(body);
-    }
-
-    fn threads(&self) -> Option<Threads> {
-        self.sound.threads()
     }
 
     fn elsewhere(&self, body: &mut dyn FnMut() -> Result<()>) -> Option<Result<()>> {
@@ -137,30 +72,6 @@ impl<A: Breakable> Subject for Faulty<A> {
 
     fn captured<'a>(&'a self, body: &mut dyn FnMut() -> Result<()>) -> Option<Result<Replay<'a>>> {
         self.sound.captured(body)
-    }
-
-    fn settle(&self) -> Result<Option<usize>> {
-        self.sound.settle()
-    }
-
-    fn usage(&self) -> Result<Usage> {
-        self.sound.usage()
-    }
-
-    fn patience(&self) -> Duration {
-        self.sound.patience()
-    }
-
-    fn leases(&self) -> u64 {
-        self.sound.leases()
-    }
-
-    fn import_natively(&self, other: &A::Tensor) -> Option<Result<A::Tensor>> {
-        self.sound.import_natively(other)
-    }
-
-    fn check(&self) -> Result<()> {
-        self.sound.check()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Adapters and orderings of which one call fails.
 
 use bridge_core::{
-    Adapter, Cast, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Export, Failed, Flush,
-    Keep, Offer, Order, Ordering, Piece, Planned, Profile, Result, Stream, Strided,
+    Adapter, Cast, Copies, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Export, Failed, Flush, Keep, Offer,
+    Order, Ordering, Piece, Planned, Result, Stream, Strided,
 };
 use std::ops::Range;
 use std::sync::atomic::AtomicI64;
@@ -53,13 +53,7 @@ pub(super) struct FailingAdapter<'a, X> {
 unsafe impl<X> Adapter for FailingAdapter<'_, X> {
     type Tensor = X;
 
-    fn profile(&self) -> &Profile {
-        self.adapter.profile()
-    }
-
-    fn consumer(&self) -> Arc<dyn Consumer> {
-        self.adapter.consumer()
-    }
+    forward_adapter!(X, adapter: profile consumer);
 
     fn export(&self, tensor: &X) -> Result<Export> {
         self.countdown.call("an export")?;
@@ -116,39 +110,22 @@ unsafe impl Ordering for FailingOrdering {
         unsafe { self.ordering.order_across(earlier, later) }
     }
 
-    unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        // SAFETY: the caller's promise.
-        unsafe { self.ordering.release_later(device, stream, buffer) };
-    }
-
     unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
         self.countdown.call(WAIT)?;
         // SAFETY: the caller's promise.
         unsafe { self.ordering.synchronize(device, stream) }
     }
 
-    unsafe fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
-        // SAFETY: the caller's promise.
-        unsafe { self.ordering.defer(device, stream, attempt) };
+    forward! { ordering:
+        unsafe fn release_later(device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>);
+        unsafe fn release_all_later(device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>);
+        unsafe fn release_after_all_work(device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>);
+        unsafe fn defer(device: Device, stream: Stream, attempt: Deferred);
+        unsafe fn is_captured(device: Device, stream: Stream) -> Option<bool>;
     }
 
-    unsafe fn release_after_all_work(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        // SAFETY: the caller's promise.
-        unsafe { self.ordering.release_after_all_work(device, stream, buffer) };
-    }
-
-    unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
-        // SAFETY: the caller's promise.
-        unsafe { self.ordering.is_captured(device, stream) }
-    }
-
-    fn flush_later(&self, flush: Flush) {
-        self.ordering.flush_later(flush);
-    }
-
-    unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-        // SAFETY: the caller's promise.
-        unsafe { self.ordering.release_all_later(device, stream, buffers) };
+    forward! { ordering:
+        fn flush_later(flush: Flush);
     }
 
     fn copies(&self) -> Option<&dyn Copies> {

@@ -130,48 +130,19 @@ struct WithoutCopies(Arc<dyn Ordering>);
 #[deny(clippy::missing_trait_methods)]
 // SAFETY: every method is that of the ordering inside, which has made the promises.
 unsafe impl Ordering for WithoutCopies {
-    unsafe fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.order(device, earlier, later) }
+    forward! { 0:
+        unsafe fn order(device: Device, earlier: Stream, later: Stream) -> Result<()>;
+        unsafe fn order_across(earlier: (Device, Stream), later: (Device, Stream)) -> Result<()>;
+        unsafe fn synchronize(device: Device, stream: Stream) -> Result<()>;
+        unsafe fn release_later(device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>);
+        unsafe fn release_all_later(device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>);
+        unsafe fn release_after_all_work(device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>);
+        unsafe fn defer(device: Device, stream: Stream, attempt: Deferred);
+        unsafe fn is_captured(device: Device, stream: Stream) -> Option<bool>;
     }
 
-    unsafe fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.order_across(earlier, later) }
-    }
-
-    unsafe fn release_later(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.release_later(device, stream, buffer) };
-    }
-
-    unsafe fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.synchronize(device, stream) }
-    }
-
-    unsafe fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.defer(device, stream, attempt) };
-    }
-
-    unsafe fn release_after_all_work(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.release_after_all_work(device, stream, buffer) };
-    }
-
-    unsafe fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.is_captured(device, stream) }
-    }
-
-    fn flush_later(&self, flush: Flush) {
-        self.0.flush_later(flush);
-    }
-
-    unsafe fn release_all_later(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.release_all_later(device, stream, buffers) };
+    forward! { 0:
+        fn flush_later(flush: Flush);
     }
 
     fn copies(&self) -> Option<&dyn Copies> {

@@ -1,8 +1,6 @@
 //! An adapter that tells whether what it has exported was returned.
 
-use bridge_core::{
-    Adapter, Allocation, Consumer, DType, Device, Export, Failed, Memory, Offer, Order, Profile, Result,
-};
+use bridge_core::{Adapter, Allocation, Export, Memory, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -29,13 +27,7 @@ impl Drop for Owner {
 unsafe impl<F> Adapter for Watched<'_, F> {
     type Tensor = F;
 
-    fn profile(&self) -> &Profile {
-        self.adapter.profile()
-    }
-
-    fn consumer(&self) -> Arc<dyn Consumer> {
-        self.adapter.consumer()
-    }
+    forward_adapter!(F, adapter: profile consumer import compact overwritten empty);
 
     fn export(&self, tensor: &F) -> Result<Export> {
         let exported = self.adapter.export(tensor)?;
@@ -53,26 +45,5 @@ unsafe impl<F> Adapter for Watched<'_, F> {
         // SAFETY: these are the properties of the buffer inside, whose producer has made the promises, and the owner
         // drops nothing but that buffer.
         Ok(Export::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) })?.with_pending(pending))
-    }
-
-    fn import(&self, offer: Offer) -> Result<F> {
-        self.adapter.import(offer)
-    }
-
-    fn compact(&self, tensor: &F) -> Result<F> {
-        self.adapter.compact(tensor)
-    }
-
-    fn overwritten(&self, tensor: &F) -> Result<()> {
-        self.adapter.overwritten(tensor)
-    }
-
-    fn overwritten_all(&self, tensors: &[&F]) -> Result<(), Failed> {
-        self.adapter.overwritten_all(tensors)
-    }
-
-    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<F> {
-        // SAFETY: the caller's obligation.
-        unsafe { self.adapter.empty(device, dtype, shape, order) }
     }
 }

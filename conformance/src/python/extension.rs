@@ -1,7 +1,6 @@
 //! What the extension module `_conformance` holds: the runner and its workers, as functions that the script calls.
 
 use super::borrow::{borrow_ns, borrowed};
-use super::relay::relay;
 use super::remote::{Process, serve_at};
 use super::{package, plugged_in_use, subject, tensorflow1, tensorflow1_take};
 use crate::Pair;
@@ -32,7 +31,6 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(borrowed, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(plugged_in_use, module)?)?;
-    module.add_function(wrap_pyfunction!(relay, module)?)?;
     module.add_function(wrap_pyfunction!(remote, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow1, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow1_take, module)?)?;

@@ -6,16 +6,12 @@ mod floor;
 mod package;
 mod peer;
 mod pluggable;
-mod relay;
 mod remote;
 mod users;
 
 use crate::runner::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES};
 use crate::{Capabilities, Observed, Raised, Replay, Spec, Subject, Threads, Usage, Usual, model};
-use bridge_core::{
-    Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Failed, Offer, Order, Ordering, Pending, Profile,
-    Result, Stream,
-};
+use bridge_core::{Adapter, Device, Error, ErrorKind, Ordering, Pending, Result, Stream};
 use bridge_frameworks::{AnyAdapter, Framework};
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error, together};
 #[doc(hidden)]
@@ -77,7 +73,7 @@ pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PyS
         }
         Library::Peer(_) => {
             let harness = make()?;
-            let can = capabilities(&harness.call_method0("capabilities")?)?;
+            let can = capabilities(&harness)?;
             PySubject::new(name, Peer::new(name, &harness, can.dtypes)?, harness, device)?
         }
     };
@@ -142,7 +138,7 @@ impl<'py> PySubject<'py> {
         // Another way into a framework, next to its adapter, is by what the framework offers to all.
         let is_public = package::is_chosen() || Known::named(name).is_some_and(|known| known.on_request);
         let usual = users::of(usual, is_public)?;
-        let can = capabilities(&harness.call_method0("capabilities")?)?;
+        let can = capabilities(&harness)?;
         Ok(Self {
             name: name.into(),
             adapter: Box::new(adapter),
@@ -195,45 +191,16 @@ impl<'py> PySubject<'py> {
 }
 
 /// Reads a `Capabilities` of `truebridge_conformance.subjects`.
-fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
-    let flag = |name: &str| object.getattr(name)?.extract();
-    let names: Vec<String> = object.getattr("dtypes")?.extract()?;
-    let defers: Vec<String> = object.getattr("defers")?.extract()?;
-    Ok(Capabilities {
-        dtypes: names.iter().map(|name| parsed(name)).collect::<PyResult<_>>()?,
-        negative_strides: flag("negative_strides")?,
-        broadcasts: flag("broadcasts")?,
-        read_only: flag("read_only")?,
-        unaligned: flag("unaligned")?,
-        defers: defers.iter().map(|name| pending(name)).collect::<PyResult<_>>()?,
-        writes: flag("writes")?,
-        immutable: flag("immutable")?,
-        gigabytes: flag("gigabytes")?,
-        copies: flag("copies")?,
-        parts: flag("parts")?,
-        threads: flag("threads")?,
-        devices: flag("devices")?,
-        graphs: flag("graphs")?,
-        legacy_stream: flag("legacy_stream")?,
-        compiles: flag("compiles")?,
-        external_streams: true,
-        watches: flag("watches")?,
-        usual: false,
-        raises: false,
-        imports: object.getattr("imports")?.extract()?,
-        imports_strides: flag("imports_strides")?,
-    })
+fn capabilities(harness: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
+    let fields =
+        harness.py().import("dataclasses")?.call_method1("asdict", (harness.call_method0("capabilities")?,))?;
+    let text: String = harness.py().import("json")?.call_method1("dumps", (fields,))?.extract()?;
+    serde_json::from_str(&text).map_err(|error| PyValueError::new_err(format!("capabilities: {error}")))
 }
 
 /// Returns the deferred operation with this name.
 fn pending(name: &str) -> PyResult<Pending> {
-    match name {
-        "conjugation" => Ok(Pending::Conjugation),
-        "negation" => Ok(Pending::Negation),
-        "negated_conjugation" => Ok(Pending::NegatedConjugation),
-        "packing" => Ok(Pending::Packing),
-        _ => Err(PyValueError::new_err(format!("{name:?} is not an operation that can be deferred"))),
-    }
+    serde_json::from_value(name.into()).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// Replaces the tensor by what a method returned; `None` means that it has changed the tensor itself.
@@ -243,42 +210,12 @@ fn replace<'py>(tensor: &mut PyTensor<'py>, made: Bound<'py, PyAny>) {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 // SAFETY: it does what the inner adapter does.
 unsafe impl<'py> Adapter for PySubject<'py> {
     type Tensor = PyTensor<'py>;
 
-    fn profile(&self) -> &Profile {
-        self.adapter.profile()
-    }
-
-    fn consumer(&self) -> Arc<dyn Consumer> {
-        self.adapter.consumer()
-    }
-
-    fn export(&self, tensor: &PyTensor<'py>) -> Result<Export> {
-        self.adapter.export(tensor)
-    }
-
-    fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
-        self.adapter.import(offer)
-    }
-
-    fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-        self.adapter.compact(tensor)
-    }
-
-    fn overwritten(&self, tensor: &PyTensor<'py>) -> Result<()> {
-        self.adapter.overwritten(tensor)
-    }
-
-    fn overwritten_all(&self, tensors: &[&PyTensor<'py>]) -> Result<(), Failed> {
-        self.adapter.overwritten_all(tensors)
-    }
-
-    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
-        // SAFETY: the caller's obligation.
-        unsafe { self.adapter.empty(device, dtype, shape, order) }
-    }
+    forward_adapter!(PyTensor<'py>, adapter);
 }
 
 impl<'py> Subject for PySubject<'py> {

@@ -1,13 +1,10 @@
 //! A library that is known only by a protocol, as a source.
 
-use bridge_core::{
-    Adapter, Consumer, DType, Device, Error, ErrorKind, Export, Failed, Offer, Order, Profile, Result, Strides,
-};
+use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Export, Offer, Profile, Result, Strides};
 use bridge_frameworks::Protocol;
 use bridge_pyo3::{Borrowed, Fingerprint, PyAdapter, PyTensor};
 use pyo3::prelude::*;
 use std::ops::Deref;
-use std::sync::Arc;
 
 /// The adapter of objects that are known by a protocol, with the profile of one library: what its protocol carries.
 pub(super) struct Peer<'py> {
@@ -47,67 +44,26 @@ unsafe impl<'py> Adapter for Peer<'py> {
         &self.profile
     }
 
-    fn consumer(&self) -> Arc<dyn Consumer> {
-        self.protocol.consumer()
-    }
-
-    fn export(&self, tensor: &PyTensor<'py>) -> Result<Export> {
-        self.protocol.export(tensor)
-    }
+    forward_adapter!(PyTensor<'py>, protocol: consumer export compact overwritten empty);
 
     fn import(&self, _: Offer) -> Result<PyTensor<'py>> {
         Err(Error::new(ErrorKind::Argument, "the suite knows this library only by its protocol, as a source"))
-    }
-
-    fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-        self.protocol.compact(tensor)
-    }
-
-    fn overwritten(&self, tensor: &PyTensor<'py>) -> Result<()> {
-        self.protocol.overwritten(tensor)
-    }
-
-    fn overwritten_all(&self, tensors: &[&PyTensor<'py>]) -> Result<(), Failed> {
-        self.protocol.overwritten_all(tensors)
-    }
-
-    unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
-        // SAFETY: the caller's obligation.
-        unsafe { self.protocol.empty(device, dtype, shape, order) }
     }
 }
 
 #[deny(clippy::missing_trait_methods)]
 impl<'py> PyAdapter<'py> for Peer<'py> {
-    fn owns(&self, object: &PyTensor<'py>) -> bool {
-        self.protocol.owns(object)
+    forward! { protocol:
+        fn owns(object: &PyTensor<'py>) -> bool;
+        fn locate(tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>>;
+        fn fingerprint(tensor: &PyTensor<'py>, exported: &Export) -> Fingerprint;
+        fn is_still(tensor: &PyTensor<'py>, exported: &Export, fingerprint: &Fingerprint) -> bool;
+        fn storage(tensor: &PyTensor<'py>) -> Result<Option<usize>>;
+        fn has_storage(tensor: &PyTensor<'py>, number: usize) -> bool;
+        fn counted_by(tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>>;
     }
 
     fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
         self.protocol.borrow(tensor)
-    }
-
-    fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
-        self.protocol.locate(tensor)
-    }
-
-    fn fingerprint(&self, tensor: &PyTensor<'py>, exported: &Export) -> Fingerprint {
-        self.protocol.fingerprint(tensor, exported)
-    }
-
-    fn is_still(&self, tensor: &PyTensor<'py>, exported: &Export, fingerprint: &Fingerprint) -> bool {
-        self.protocol.is_still(tensor, exported, fingerprint)
-    }
-
-    fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {
-        self.protocol.storage(tensor)
-    }
-
-    fn has_storage(&self, tensor: &PyTensor<'py>, number: usize) -> bool {
-        self.protocol.has_storage(tensor, number)
-    }
-
-    fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
-        self.protocol.counted_by(tensor)
     }
 }

@@ -1,10 +1,10 @@
 //! candle on a CUDA device under test.
 
 use super::candle::{KINDS, create, observe, raised, read, scalar, write};
-use super::{forward_adapter, in_one_stream};
+use super::in_one_stream;
 use crate::{Capabilities, Observed, Spec, Subject};
 use bridge_candle::Candle;
-use bridge_core::{DType, Device, Error, ErrorKind, Ordering, Result};
+use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Ordering, Result};
 use candle_core::{DType as Kind, Device as Place, Tensor};
 use cudarc::driver::{CudaSlice, CudaStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,13 @@ pub struct CandleCudaSubject {
 
 bridge_core::debug_fields!(impl[] CandleCudaSubject: adapter);
 
-forward_adapter!(CandleCudaSubject, Tensor);
+#[deny(clippy::missing_trait_methods)]
+// SAFETY: it does what the inner adapter does.
+unsafe impl Adapter for CandleCudaSubject {
+    type Tensor = Tensor;
+
+    forward_adapter!(Tensor, adapter);
+}
 
 /// The dtypes for which candle has no kernel that fills or copies strided tensors on a device.
 const WITHOUT_KERNELS: [DType; 3] = [DType::INT16, DType::INT32, DType::FLOAT8_E4M3FN];

@@ -34,54 +34,6 @@ pub use self::tch::TchSubject;
 #[cfg(feature = "tensorflow")]
 pub use self::tensorflow::TensorFlowSubject;
 
-/// Forwards the methods of `Adapter` to the field `adapter`.
-#[cfg(any(feature = "candle-cuda", all(feature = "cudarc", feature = "ort"), feature = "tch"))]
-macro_rules! forward_adapter {
-    ($subject:ty, $tensor:ty) => {
-        // SAFETY: it does what the inner adapter does.
-        unsafe impl bridge_core::Adapter for $subject {
-            type Tensor = $tensor;
-
-            fn profile(&self) -> &bridge_core::Profile {
-                self.adapter.profile()
-            }
-
-            fn consumer(&self) -> std::sync::Arc<dyn bridge_core::Consumer> {
-                self.adapter.consumer()
-            }
-
-            fn export(&self, tensor: &$tensor) -> bridge_core::Result<bridge_core::Export> {
-                self.adapter.export(tensor)
-            }
-
-            fn import(&self, offer: bridge_core::Offer) -> bridge_core::Result<$tensor> {
-                self.adapter.import(offer)
-            }
-
-            fn compact(&self, tensor: &$tensor) -> bridge_core::Result<$tensor> {
-                self.adapter.compact(tensor)
-            }
-
-            fn overwritten(&self, tensor: &$tensor) -> bridge_core::Result<()> {
-                self.adapter.overwritten(tensor)
-            }
-
-            unsafe fn empty(
-                &self,
-                device: bridge_core::Device,
-                dtype: bridge_core::DType,
-                shape: &[i64],
-                order: bridge_core::Order,
-            ) -> bridge_core::Result<$tensor> {
-                // SAFETY: the caller's obligation.
-                unsafe { self.adapter.empty(device, dtype, shape, order) }
-            }
-        }
-    };
-}
-#[cfg(any(feature = "candle-cuda", all(feature = "cudarc", feature = "ort"), feature = "tch"))]
-use forward_adapter;
-
 /// The methods of `Subject` for tensors that are cloned to be shared, in a framework that computes in one stream.
 #[cfg(any(feature = "candle-cuda", all(feature = "cudarc", feature = "ort")))]
 macro_rules! in_one_stream {

@@ -1,7 +1,7 @@
 //! ONNX Runtime on a CUDA device under test.
 
+use super::in_one_stream;
 use super::ort::{element_of, observe, raised};
-use super::{forward_adapter, in_one_stream};
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Ordering, Result, Stream};
 use bridge_ort::Ort;
@@ -29,7 +29,13 @@ pub struct OrtCudaSubject {
 
 bridge_core::debug_fields!(impl[] OrtCudaSubject: adapter);
 
-forward_adapter!(OrtCudaSubject, Arc<DynTensor>);
+#[deny(clippy::missing_trait_methods)]
+// SAFETY: it does what the inner adapter does.
+unsafe impl Adapter for OrtCudaSubject {
+    type Tensor = Arc<DynTensor>;
+
+    forward_adapter!(Arc<DynTensor>, adapter);
+}
 
 /// Bytes that [`Subject::delay`] copies, and how often it does.
 const BALLAST: (usize, u32) = (256 << 20, 40);

@@ -1,9 +1,9 @@
 //! `tch` under test.
 
-use super::{forward_adapter, padding};
+use super::padding;
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use ::tch::{Cuda, Kind, TchError, Tensor};
-use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Ordering, Pending, Result, Stream};
+use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Ordering, Pending, Result, Stream};
 use bridge_torch::Tch;
 use cudarc::driver::{CudaContext, CudaStream};
 use std::sync::Arc;
@@ -20,7 +20,13 @@ pub struct TchSubject {
 
 bridge_core::debug_fields!(impl[] TchSubject: device);
 
-forward_adapter!(TchSubject, Tensor);
+#[deny(clippy::missing_trait_methods)]
+// SAFETY: it does what the inner adapter does.
+unsafe impl Adapter for TchSubject {
+    type Tensor = Tensor;
+
+    forward_adapter!(Tensor, adapter);
+}
 
 /// The dtypes that the suite makes, with the name of each in `tch`, and the integer of the same size.
 const KINDS: &[(DType, Kind, Kind)] = &[
