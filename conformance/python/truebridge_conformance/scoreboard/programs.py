@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Template
 
-from truebridge_conformance.scoreboard.frameworks import APART, CAPSULE, DLPACK, GPU, HOST, STRIDED, Framework, rows
+from truebridge_conformance.scoreboard.frameworks import (
+    APART,
+    CAPSULE,
+    DLPACK,
+    GPU,
+    HOST,
+    INTERFACE,
+    STRIDED,
+    Framework,
+    rows,
+)
 from truebridge_conformance.scoreboard.properties import (
     COPY,
     ELSEWHERE,
@@ -17,7 +27,7 @@ from truebridge_conformance.scoreboard.properties import (
     WRITTEN,
     Property,
 )
-from truebridge_conformance.scoreboard.sentences import Sentence
+from truebridge_conformance.scoreboard.sentences import BY_INTERFACE, Sentence
 
 #: Who exchanges: the target by its own function, or this package.
 OWN, OURS = "own", "truebridge"
@@ -59,7 +69,8 @@ class Cell:
     def sentence(self) -> Sentence:
         """What the property rests on."""
         by = self.protocol if self.by == OWN else DLPACK
-        return self.asked.sentences.get(by, self.asked.sentence)
+        sentence = self.asked.sentence
+        return BY_INTERFACE.get(sentence, sentence) if by == INTERFACE else sentence
 
     @property
     def has_meaning(self) -> bool:

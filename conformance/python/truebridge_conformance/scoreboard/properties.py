@@ -7,11 +7,10 @@ filled in from the rows of the two frameworks, and a line of which nothing remai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from truebridge_conformance.scoreboard import sentences
-from truebridge_conformance.scoreboard.frameworks import GPU, HOST, INTERFACE
+from truebridge_conformance.scoreboard.frameworks import GPU, HOST
 from truebridge_conformance.scoreboard.sentences import Sentence
 
 #: Of which kind the call is: with ``copy=``, or with the host as the device.
@@ -32,9 +31,8 @@ class Property:
     #: What it states, in one line.
     doc: str
     template: str
-    #: What it rests on, and what instead where tensors are converted by another protocol than DLPack.
+    #: What it rests on, where tensors are converted by DLPack.
     sentence: Sentence
-    sentences: Mapping[str, Sentence] = field(default_factory=dict)
     #: The tensor that it is about, where it is not a plain one, and the list that arrives.
     special: str = ""
     expected: str = ""
@@ -205,158 +203,110 @@ CONTROL_VALUES = """
 """
 
 _ROWS = "[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0]]"
-_MEMORY = {INTERFACE: sentences.INTERFACE_DATA}
-_STRIDES = {INTERFACE: sentences.STRIDES}
+
+#: Strides, which are special tensors of these names: what arrives.
+STRIDES = (
+    (
+        "transposed",
+        "a transposed matrix arrives",
+        "[[0.0, 4.0, 8.0], [1.0, 5.0, 9.0], [2.0, 6.0, 10.0], [3.0, 7.0, 11.0]]",
+    ),
+    ("stepped", "every second column arrives", "[[0.0, 2.0], [4.0, 6.0], [8.0, 10.0]]"),
+    (
+        "negative",
+        "reversed rows arrive, whose stride is negative",
+        "[[8.0, 9.0, 10.0, 11.0], [4.0, 5.0, 6.0, 7.0], [0.0, 1.0, 2.0, 3.0]]",
+    ),
+    ("broadcast", "a repeated row arrives, whose stride is 0", "[[0.0, 1.0, 2.0, 3.0]] * 3"),
+)
 
 PROPERTIES = (
     Property(
-        name="control",
-        doc="the snippets themselves: a framework with its own tensor",
-        template=CONTROL_VALUES,
-        sentence=sentences.CONTAINS,
+        "control",
+        "the snippets themselves: a framework with its own tensor",
+        CONTROL_VALUES,
+        sentences.CONTAINS,
         expected=_ROWS,
         shown=False,
     ),
     Property(
-        name="control of streams",
-        doc="the snippets of the races themselves: slow work is queued at once, and seen in its stream",
-        template=CONTROL,
-        sentence=sentences.HANDOFF,
+        "control of streams",
+        "the snippets of the races themselves: slow work is queued at once, and seen in its stream",
+        CONTROL,
+        sentences.HANDOFF,
         on=(GPU,),
         needs=(RACES,),
         imports=("import time",),
         shown=False,
     ),
+    Property("values", "the elements arrive", LAYOUT, sentences.CONTAINS, expected=_ROWS),
     Property(
-        name="values",
-        doc="the elements arrive",
-        template=LAYOUT,
-        sentence=sentences.CONTAINS,
-        sentences=_MEMORY,
-        expected=_ROWS,
-    ),
-    Property(
-        name="dtypes",
-        doc="each dtype of the array API arrives as itself",
-        template=DTYPES,
-        sentence=sentences.DTYPES,
-        sentences=_MEMORY,
+        "dtypes",
+        "each dtype of the array API arrives as itself",
+        DTYPES,
+        sentences.DTYPES,
         expected="bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 complex64 complex128",
         typed=True,
     ),
     Property(
-        name="small floats",
-        doc="float16, bfloat16 and float8 arrive as themselves",
-        template=DTYPES,
-        sentence=sentences.SMALL,
-        sentences=_MEMORY,
+        "small floats",
+        "float16, bfloat16 and float8 arrive as themselves",
+        DTYPES,
+        sentences.SMALL,
         expected="float16 bfloat16 float8_e4m3fn float8_e5m2",
         typed=True,
     ),
-    Property(
-        name="transposed",
-        doc="a transposed matrix arrives",
-        template=LAYOUT,
-        sentence=sentences.LAYOUT,
-        sentences=_STRIDES,
-        special="transposed",
-        expected="[[0.0, 4.0, 8.0], [1.0, 5.0, 9.0], [2.0, 6.0, 10.0], [3.0, 7.0, 11.0]]",
+    *(
+        Property(name, doc, LAYOUT, sentences.LAYOUT, special=name, expected=expected)
+        for name, doc, expected in STRIDES
     ),
     Property(
-        name="stepped",
-        doc="every second column arrives",
-        template=LAYOUT,
-        sentence=sentences.LAYOUT,
-        sentences=_STRIDES,
-        special="stepped",
-        expected="[[0.0, 2.0], [4.0, 6.0], [8.0, 10.0]]",
-    ),
-    Property(
-        name="negative",
-        doc="reversed rows arrive, whose stride is negative",
-        template=LAYOUT,
-        sentence=sentences.LAYOUT,
-        sentences=_STRIDES,
-        special="negative",
-        expected="[[8.0, 9.0, 10.0, 11.0], [4.0, 5.0, 6.0, 7.0], [0.0, 1.0, 2.0, 3.0]]",
-    ),
-    Property(
-        name="broadcast",
-        doc="a repeated row arrives, whose stride is 0",
-        template=LAYOUT,
-        sentence=sentences.LAYOUT,
-        sentences=_STRIDES,
-        special="broadcast",
-        expected="[[0.0, 1.0, 2.0, 3.0]] * 3",
-    ),
-    Property(
-        name="offset",
-        doc="rows from the second on arrive, whose address is divisible by 16 and not by 64",
-        template=LAYOUT,
-        sentence=sentences.ALIGNMENT,
-        sentences=_MEMORY,
+        "offset",
+        "rows from the second on arrive, whose address is divisible by 16 and not by 64",
+        LAYOUT,
+        sentences.ALIGNMENT,
         special="offset",
         expected="[[4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0]]",
     ),
     Property(
-        name="empty",
-        doc="a tensor without elements arrives",
-        template=SHAPE,
-        sentence=sentences.EMPTY,
-        sentences={INTERFACE: sentences.INTERFACE_EMPTY},
-        special="empty",
-        expected="((0, 3), [])",
+        "empty", "a tensor without elements arrives", SHAPE, sentences.EMPTY, special="empty", expected="((0, 3), [])"
     ),
     Property(
-        name="scalar",
-        doc="a tensor without dimensions arrives",
-        template=SHAPE,
-        sentence=sentences.SCALAR,
-        sentences=_MEMORY,
-        special="scalar",
-        expected="((), 7.0)",
+        "scalar", "a tensor without dimensions arrives", SHAPE, sentences.SCALAR, special="scalar", expected="((), 7.0)"
     ),
     Property(
-        name="deferred",
-        doc="an operation that the producer has deferred is done: the imaginary part of a conjugate",
-        template=LAYOUT,
-        sentence=sentences.CONTAINS,
-        sentences=_MEMORY,
+        "deferred",
+        "an operation that the producer has deferred is done: the imaginary part of a conjugate",
+        LAYOUT,
+        sentences.CONTAINS,
         special="deferred",
         expected="[-2.0, -4.0]",
     ),
     Property(
-        name="byte order",
-        doc="elements of the other byte order are refused, or arrive",
-        template=LAYOUT,
-        sentence=sentences.ENDIANNESS,
+        "byte order",
+        "elements of the other byte order are refused, or arrive",
+        LAYOUT,
+        sentences.ENDIANNESS,
         special="byte order",
         expected="[0.0, 1.0, 2.0, 3.0]",
         refusal=ANY,
         on=(HOST,),
     ),
+    Property("in place", "compact, aligned memory is shared", IN_PLACE, sentences.VIEW, needs=(SHARED,)),
     Property(
-        name="in place",
-        doc="compact, aligned memory is shared",
-        template=IN_PLACE,
-        sentence=sentences.VIEW,
-        sentences=_MEMORY,
-        needs=(SHARED,),
-    ),
-    Property(
-        name="copy=True",
-        doc="a copy that is asked for is made",
-        template=COPY_TRUE,
-        sentence=sentences.ALWAYS_COPY,
+        "copy=True",
+        "a copy that is asked for is made",
+        COPY_TRUE,
+        sentences.ALWAYS_COPY,
         takes=COPY,
         copy="True",
         needs=(SHARED,),
     ),
     Property(
-        name="copy=False",
-        doc="every second column is shared, or refused with the error that the text names",
-        template=COPY_FALSE,
-        sentence=sentences.NEVER_COPY,
+        "copy=False",
+        "every second column is shared, or refused with the error that the text names",
+        COPY_FALSE,
+        sentences.NEVER_COPY,
         special="stepped",
         takes=COPY,
         copy="False",
@@ -364,74 +314,64 @@ PROPERTIES = (
         needs=(SHARED,),
     ),
     Property(
-        name="read-only",
-        doc="a view of read-only memory that can be written to is refused or warned of",
-        template=READ_ONLY,
-        sentence=sentences.READ_ONLY,
+        "read-only",
+        "a view of read-only memory that can be written to is refused or warned of",
+        READ_ONLY,
+        sentences.READ_ONLY,
         imports=("import re", "import warnings"),
         special="read-only",
         refusal=ANY,
         needs=(WRITTEN,),
     ),
     Property(
-        name="lifetime",
-        doc="the view keeps the memory when the producer's tensor is dropped",
-        template=LIFETIME,
-        sentence=sentences.BOTH,
+        "lifetime",
+        "the view keeps the memory when the producer's tensor is dropped",
+        LIFETIME,
+        sentences.BOTH,
         needs=(OBJECT,),
         imports=("import gc",),
     ),
     Property(
-        name="thread",
-        doc="the view can be dropped on another thread",
-        template=THREAD,
-        sentence=sentences.DELETER,
+        "thread",
+        "the view can be dropped on another thread",
+        THREAD,
+        sentences.DELETER,
         needs=(OBJECT,),
         imports=("import gc", "import threading"),
     ),
+    Property("once", "a capsule that was taken is not taken again", ONCE, sentences.ONCE, refusal=ANY, needs=(OBJECT,)),
     Property(
-        name="once",
-        doc="a capsule that was taken is not taken again",
-        template=ONCE,
-        sentence=sentences.ONCE,
-        refusal=ANY,
-        needs=(OBJECT,),
-    ),
-    Property(
-        name="no such device",
-        doc="a tensor where the target has none is refused",
-        template=UNSUPPORTED,
-        sentence=sentences.UNSUPPORTED,
-        sentences=_MEMORY,
+        "no such device",
+        "a tensor where the target has none is refused",
+        UNSUPPORTED,
+        sentences.UNSUPPORTED,
         refusal=ANY,
         on=(GPU,),
         needs=(ELSEWHERE,),
     ),
     Property(
-        name="to the host",
-        doc="a tensor of a GPU arrives on the host where that is asked for",
-        template=LAYOUT,
-        sentence=sentences.TO_HOST,
+        "to the host",
+        "a tensor of a GPU arrives on the host where that is asked for",
+        LAYOUT,
+        sentences.TO_HOST,
         expected=_ROWS,
         takes=TO_HOST,
         on=(GPU,),
     ),
     Property(
-        name="order",
-        doc="the target's stream sees what the producer's stream had still to write",
-        template=ORDER,
-        sentence=sentences.HANDOFF,
-        sentences={INTERFACE: sentences.INTERFACE_HANDOFF},
+        "order",
+        "the target's stream sees what the producer's stream had still to write",
+        ORDER,
+        sentences.HANDOFF,
         on=(GPU,),
         needs=(RACES,),
         imports=("import time",),
     ),
     Property(
-        name="release order",
-        doc="memory is reused only after the last reader",
-        template=RELEASE,
-        sentence=sentences.RELEASE,
-        sentences={INTERFACE: sentences.INTERFACE_RELEASE},
+        "release order",
+        "memory is reused only after the last reader",
+        RELEASE,
+        sentences.RELEASE,
         on=(GPU,),
         needs=(RACES,),
     ),

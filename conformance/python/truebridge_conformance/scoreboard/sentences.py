@@ -107,3 +107,12 @@ INTERFACE_DATA = Sentence(
 
 #: All of them.
 EVERY = tuple(one for one in list(vars().values()) if isinstance(one, Sentence))
+
+#: What a property rests on instead, where tensors are converted by the CUDA Array Interface.
+BY_INTERFACE = {
+    **dict.fromkeys((CONTAINS, DTYPES, SMALL, ALIGNMENT, SCALAR, VIEW, UNSUPPORTED), INTERFACE_DATA),
+    LAYOUT: STRIDES,
+    EMPTY: INTERFACE_EMPTY,
+    HANDOFF: INTERFACE_HANDOFF,
+    RELEASE: INTERFACE_RELEASE,
+}
