@@ -1,7 +1,7 @@
 //! The public API of the published crates, as text in the repository.
 
 use crate::package::{name, published};
-use crate::run::{Result, ask, at, cargo, program, root, target, without_nvcc};
+use crate::run::{Result, at, cargo, needs, needs_nightly, program, root, target, without_nvcc};
 use crate::venv;
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,13 +23,8 @@ const LEFT_OUT: [&str; 6] = [
 
 /// Checks that there is what makes the lists.
 pub fn ready() -> Result<()> {
-    if ask(&mut program("cargo", &["+nightly", "--version"])).is_none() {
-        return Err("no nightly toolchain is installed: rustup toolchain install nightly".into());
-    }
-    match ask(&mut cargo(&["public-api", "--version"])) {
-        Some(_) => Ok(()),
-        None => Err("cargo-public-api is not installed: cargo install --locked cargo-public-api".into()),
-    }
+    needs_nightly()?;
+    needs(cargo(&["public-api", "--version"]), "cargo-public-api", "cargo install --locked cargo-public-api")
 }
 
 /// Writes the lists, or with `check` compares them with what is checked in.

@@ -1,7 +1,7 @@
 //! What takes longer than the tests, or needs a nightly toolchain or another tool, one line a step.
 
 use crate::check::{Step, itself, run_lanes, with};
-use crate::run::{Result, ask, at, cargo, program, target};
+use crate::run::{Result, ask, at, cargo, needs, needs_nightly, program, target};
 use crate::{api, features, venv};
 use std::fs;
 use std::path::Path;
@@ -161,9 +161,7 @@ suppress_build_script_link_lines=true
 /// Returns a call of cargo-mutants, which `.cargo/mutants.toml` tells what to leave out. It leaves its reports in
 /// `target/audit/PACKAGE/mutants.out`.
 fn changed(mutants: &Mutants) -> Result<Command> {
-    if ask(&mut cargo(&["mutants", "--version"])).is_none() {
-        return Err("cargo-mutants is not installed: cargo install --locked cargo-mutants".into());
-    }
+    needs(cargo(&["mutants", "--version"]), "cargo-mutants", "cargo install --locked cargo-mutants")?;
     let Mutants { package, files, features, tests, .. } = mutants;
     let mut command = cargo(&["mutants", "-p", package, "--jobs", "2", "--colors", "never"]);
     command.args(files.iter().flat_map(|file| ["--file", file])).args(["--features", features]);
@@ -174,21 +172,17 @@ fn changed(mutants: &Mutants) -> Result<Command> {
 
 /// Returns a call of the nightly cargo, with a separate target folder.
 fn nightly(folder: &str, arguments: &[&str]) -> Result<Command> {
-    let installed = ask(&mut program("cargo", &["+nightly", "--version"])).is_some();
-    let command = || {
-        let command = program("cargo", &[&["+nightly"], arguments].concat());
-        with(command, "CARGO_TARGET_DIR", target().join("audit").join(folder))
-    };
-    installed.then(command).ok_or_else(|| "no nightly toolchain is installed: rustup toolchain install nightly".into())
+    needs_nightly()?;
+    let command = program("cargo", &[&["+nightly"], arguments].concat());
+    Ok(with(command, "CARGO_TARGET_DIR", target().join("audit").join(folder)))
 }
 
 /// Returns a call of Miri. Addresses pass between frameworks as numbers, so provenance is permissive; memory is leaked
 /// on purpose where a driver fails. Core's tests with threads take too long in it.
 fn miri(arguments: &[&str]) -> Result<Command> {
     let command = nightly("miri", &[&["miri"], arguments].concat())?;
-    if ask(&mut program("cargo", &["+nightly", "miri", "--version"])).is_none() {
-        return Err("Miri is not installed: rustup component add --toolchain nightly miri rust-src".into());
-    }
+    let how = "rustup component add --toolchain nightly miri rust-src";
+    needs(program("cargo", &["+nightly", "miri", "--version"]), "Miri", how)?;
     let flags = "-Zmiri-permissive-provenance -Zmiri-disable-isolation -Zmiri-ignore-leaks";
     Ok(with(with(command, "MIRIFLAGS", flags), "PROPTEST_CASES", CASES))
 }

@@ -2,7 +2,7 @@
 //! with its version, licence and hash, and what each depends on. Of a wheel: its build, next to maturin's of the
 //! crates.
 
-use crate::run::{Result, ask, at, cargo, program, root};
+use crate::run::{Result, ask, at, cargo, pretty, program, root};
 use crate::version;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,9 +15,7 @@ pub fn of(published: &[String]) -> Result<String> {
     let metadata = ask(&mut cargo(&arguments)).ok_or("cargo metadata fails")?;
     let metadata: Value = serde_json::from_str(&metadata).map_err(|error| error.to_string())?;
     let lock = root().join("Cargo.lock");
-    let bill = bill(&metadata, &checksums(&at(&lock, fs::read_to_string(&lock))?), published);
-    let text = serde_json::to_string_pretty(&bill).map_err(|error| error.to_string())?;
-    Ok(text + "\n")
+    pretty(&bill(&metadata, &checksums(&at(&lock, fs::read_to_string(&lock))?), published))
 }
 
 /// Returns the hashes of the registry's packages, by name and version, which Cargo.lock has.
@@ -128,8 +126,7 @@ pub fn of_build(python: &Path, place: &Path) -> Result<()> {
         }
         bill["metadata"]["component"]["pedigree"] = pedigree;
     }
-    let text = serde_json::to_string_pretty(&bill).map_err(|error| error.to_string())?;
-    at(place, fs::write(place, text + "\n"))
+    at(place, fs::write(place, pretty(&bill)?))
 }
 
 /// Returns the time of the commit, in seconds: the time that files of a package get, so that two builds are equal.

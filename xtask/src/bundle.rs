@@ -1,6 +1,6 @@
 //! The folder that everything with a framework in it runs from, here and on hosts without Rust.
 
-use crate::run::{Result, at, cargo, code, program, root, run, status, target};
+use crate::run::{Result, at, cargo, code, program, remove, root, run, status, target};
 use crate::{tensorflow1, venv};
 use std::fs;
 use std::path::Path;
@@ -50,38 +50,22 @@ const SOURCES: [(&str, &str); 9] = [
     ("README.md", "README.md"),
 ];
 
-/// The profile of the libraries that users get.
-pub const RELEASE: &str = "release";
-
 /// Builds the libraries and writes the bundle to `out`, which is replaced.
 pub fn write(out: &Path) -> Result<()> {
-    write_as(out, RELEASE)
-}
-
-/// The same, with the libraries of another profile of cargo instead of those of a release.
-pub fn write_as(out: &Path, profile: &str) -> Result<()> {
-    let argument = format!("--profile={profile}");
-    let argument = |word: &&'static str| if *word == "--release" { argument.clone() } else { (*word).to_owned() };
-    let builds = BUILDS.map(|words| words.iter().map(argument).collect::<Vec<_>>());
-    for words in &builds {
-        build(&[&words.iter().map(String::as_str).collect::<Vec<_>>()])?;
-    }
-    // Cargo's folder for its profile `dev` has another name.
-    let folder = if profile == "dev" { "debug" } else { profile };
+    build(&BUILDS)?;
     if out.exists() {
         let marked = out.join("conformance.py").is_file() || at(out, fs::read_dir(out))?.next().is_none();
         if !marked {
             return Err(format!("{} is not a bundle: name a new or empty folder", out.display()));
         }
-        at(out, fs::remove_dir_all(out))?;
+        remove(out)?;
     }
     let mut size = sources(&root(), out)?;
     for (library, place) in LIBRARIES {
-        let library = library.replacen(RELEASE, folder, 1);
         size += copy(&target().join(library), &out.join(place))?;
     }
     println!("{} holds {:.1} MiB", out.display(), size as f64 / f64::from(1 << 20));
-    if profile == RELEASE && size > LIMIT {
+    if size > LIMIT {
         return Err(format!("a bundle may take {} MiB", LIMIT >> 20));
     }
     Ok(())
@@ -109,38 +93,29 @@ pub fn sources(root: &Path, out: &Path) -> Result<u64> {
 pub fn conformance(options: &[String]) -> Result<ExitCode> {
     let fixtures = root().join("fixtures");
     let first = ["--fixtures", &fixtures.to_string_lossy(), "--command", "cargo xtask conformance"];
-    status(&mut script("conformance.py", &first, "conformance", options)?).map(code)
+    status(&mut script("conformance", &first, options)?).map(code)
 }
 
-/// Runs the benches from a bundle in the target folder.
-pub fn bench(options: &[String]) -> Result<ExitCode> {
-    status(&mut script("bench.py", &[], "bench", options)?).map(code)
-}
-
-/// Lets the tests of a framework, in a checkout of the user's, judge a bundle in the target folder.
-pub fn judge(options: &[String]) -> Result<ExitCode> {
+/// Runs another script of a bundle in the target folder.
+pub fn other(name: &str, options: &[String]) -> Result<ExitCode> {
     let here = at(".".as_ref(), std::env::current_dir())?;
-    // The user names the checkout, and may do so from the folder that the command is called in.
-    status(script("judge.py", &[], "judge", options)?.current_dir(here)).map(code)
-}
-
-/// Judges the installed frameworks, with a bundle in the target folder.
-pub fn scoreboard(options: &[String]) -> Result<ExitCode> {
-    status(&mut script("scoreboard.py", &[], "scoreboard", options)?).map(code)
+    let mut script = script(name, &[], options)?;
+    // The user names the checkout that judges, and may do so from the folder that the command is called in.
+    status(if name == "judge" { script.current_dir(here) } else { &mut script }).map(code)
 }
 
 /// Writes a bundle and returns the call of a script in it, which reports to a folder of this name.
-fn script(name: &str, first: &[&str], report: &str, options: &[String]) -> Result<Command> {
+fn script(name: &str, first: &[&str], options: &[String]) -> Result<Command> {
     let python = venv::MAIN.ready()?;
     let tensorflow1 = tensorflow1::folder_if_any(&python);
-    let (bundle, report) = (target().join("bundle"), target().join(report));
+    let (bundle, report) = (target().join("bundle"), target().join(name));
     write(&bundle)?;
     let has = |wanted: &str| options.iter().any(|option| option == wanted);
     if has("--faults") && !has("--across-processes") {
         plant(&bundle)?;
     }
     let mut command = tensorflow1::with_folder(program(python, &[]), tensorflow1);
-    command.arg(bundle.join(name)).args(first).args(options);
+    command.arg(bundle.join(format!("{name}.py"))).args(first).args(options);
     if !options.iter().any(|option| option == "--report" || option.starts_with("--report=")) {
         command.arg("--report").arg(report);
     }

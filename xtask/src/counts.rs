@@ -3,7 +3,7 @@
 //! The time of a call differs from run to run by far more than its instructions. `counts` has only paths of which ten
 //! runs of one build, while other programs run, differ by far less than [`BOUND`].
 
-use crate::run::{Result, ask, at, cargo, program, root, run, target};
+use crate::run::{Result, ask, at, cargo, pretty, program, root, run, target};
 use crate::{bundle, venv};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -56,8 +56,7 @@ pub fn count(rust: bool, write: bool) -> Result<()> {
         }
     }
     if write {
-        let text = serde_json::to_string_pretty(&kept).map_err(|error| error.to_string())?;
-        return at(KEPT.as_ref(), fs::write(root().join(KEPT), text + "\n"));
+        return at(KEPT.as_ref(), fs::write(root().join(KEPT), pretty(&kept.into())?));
     }
     match differences.is_empty() {
         true => Ok(()),

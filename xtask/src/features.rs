@@ -157,9 +157,8 @@ fn facade(arguments: &[&str], features: &[&str]) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::{at, root, target};
+    use crate::run::{at, remove, root, target};
     use std::fs;
-    use std::path::Path;
 
     #[test]
     fn a_user_can_copy_the_dependencies_of_each_feature() {
@@ -169,10 +168,6 @@ mod tests {
     /// The page with the dependencies that a user copies, and how a block of them begins.
     const PAGE: &str = "docs/rust.md";
     const BLOCK: &str = "```toml\n[dependencies]\n";
-
-    fn remove(folder: &Path) -> Result<()> {
-        if folder.exists() { at(folder, fs::remove_dir_all(folder)) } else { Ok(()) }
-    }
 
     /// Resolves each block of the page in a separate package, outside the workspace. A library that the block names
     /// next to the facade is the adapter's: there is one version of it. The blocks name every feature.

@@ -1,7 +1,7 @@
 //! Hostile input: what the fuzzers are run over, and how.
 
 use crate::bundle;
-use crate::run::{Result, ask, at, cargo, code, program, status, target};
+use crate::run::{Result, at, cargo, code, empty, needs, needs_nightly, program, status, target};
 use crate::venv;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -94,11 +94,8 @@ fn guided(target: &Target, seconds: Option<u32>, seed: Option<u32>) -> Result<Co
     if !target.guided {
         return Err(format!("{} does not run under libFuzzer", target.name));
     }
-    if ask(&mut program("cargo", &["+nightly", "fuzz", "--version"])).is_none() {
-        return Err("cargo-fuzz or the nightly toolchain is missing: cargo install --locked cargo-fuzz, \
-                    rustup toolchain install nightly"
-            .into());
-    }
+    needs_nightly()?;
+    needs(program("cargo", &["+nightly", "fuzz", "--version"]), "cargo-fuzz", "cargo install --locked cargo-fuzz")?;
     let found = self::target().join("fuzz").join(target.name);
     let corpus = unpacked(target.name, &self::target().join("fuzz/corpus").join(target.name))?;
     at(&found, fs::create_dir_all(&found))?;
@@ -113,10 +110,7 @@ fn guided(target: &Target, seconds: Option<u32>, seed: Option<u32>) -> Result<Co
 
 /// Writes each input of a corpus into a file of `folder`, which is what libFuzzer reads.
 fn unpacked(name: &str, folder: &Path) -> Result<PathBuf> {
-    if folder.exists() {
-        at(folder, fs::remove_dir_all(folder))?;
-    }
-    at(folder, fs::create_dir_all(folder))?;
+    empty(folder)?;
     for (name, input) in bridge_fuzz::corpus(name) {
         at(folder, fs::write(folder.join(name), input))?;
     }

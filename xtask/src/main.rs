@@ -49,32 +49,16 @@ enum Task {
     Audit,
     /// Run the conformance suite over the installed frameworks, or with --versions over many versions of them.
     #[command(disable_help_flag = true)]
-    Conformance {
-        /// The runner's own options: see `cargo xtask conformance --help`.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        options: Vec<String>,
-    },
+    Conformance(Passed),
     /// Let a framework's own interchange tests, in a checkout of yours, judge the package.
     #[command(disable_help_flag = true)]
-    Judge {
-        /// The judge's own options: see `cargo xtask judge --help`.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        options: Vec<String>,
-    },
+    Judge(Passed),
     /// Judge the frameworks' own interchange of tensors, by programs that need nothing of this project.
     #[command(disable_help_flag = true)]
-    Scoreboard {
-        /// The scoreboard's own options: see `cargo xtask scoreboard --help`.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        options: Vec<String>,
-    },
+    Scoreboard(Passed),
     /// Measure transfers against the frameworks' own.
     #[command(disable_help_flag = true)]
-    Bench {
-        /// The bench's own options: see `cargo xtask bench --help`.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        options: Vec<String>,
-    },
+    Bench(Passed),
     /// Count the instructions of the host paths under valgrind, and compare them with fixtures/counts.json.
     Counts {
         /// Count the paths in Rust only, which takes a minute.
@@ -110,16 +94,20 @@ enum Task {
     Bundle {
         /// Where to write it.
         out: PathBuf,
-        /// The profile of cargo that the libraries are built with.
-        #[arg(long, default_value = bundle::RELEASE)]
-        profile: String,
         /// Build the suite with faults in the adapters, which `conformance.py --faults` then plants, too.
         #[arg(long)]
         planted: bool,
         /// Install the C library instead, with its headers and the files of pkg-config and CMake.
-        #[arg(long, conflicts_with_all = ["profile", "planted"])]
+        #[arg(long, conflicts_with = "planted")]
         c_library: bool,
     },
+}
+
+/// The options of a program that has its own, and its own `--help`.
+#[derive(Args)]
+struct Passed {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    options: Vec<String>,
 }
 
 /// Files that are generated.
@@ -172,13 +160,13 @@ fn main() -> ExitCode {
         Task::Setup => setup().map(|()| ExitCode::SUCCESS),
         Task::Test { part } => check::run(part),
         Task::Audit => audit::all(),
-        Task::Conformance { options } => match options.split_first() {
+        Task::Conformance(Passed { options }) => match options.split_first() {
             Some((first, rest)) if first == "--versions" => versions::run(rest).map(|()| ExitCode::SUCCESS),
             _ => bundle::conformance(&options),
         },
-        Task::Judge { options } => bundle::judge(&options),
-        Task::Scoreboard { options } => bundle::scoreboard(&options),
-        Task::Bench { options } => bundle::bench(&options),
+        Task::Judge(Passed { options }) => bundle::other("judge", &options),
+        Task::Scoreboard(Passed { options }) => bundle::other("scoreboard", &options),
+        Task::Bench(Passed { options }) => bundle::other("bench", &options),
         Task::Counts { rust, write } => counts::count(rust, write).map(|()| ExitCode::SUCCESS),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::NewAdapter(new) => new_adapter(&new).map(|()| ExitCode::SUCCESS),
@@ -188,9 +176,9 @@ fn main() -> ExitCode {
             .and_then(|site| if look { site::look(&site, pictures.as_deref()) } else { Ok(()) })
             .map(|()| ExitCode::SUCCESS),
         Task::Bundle { out, c_library: true, .. } => install::install(&out).map(|()| ExitCode::SUCCESS),
-        Task::Bundle { out, profile, planted, .. } => {
+        Task::Bundle { out, planted, .. } => {
             let planted = |()| if planted { bundle::plant(&out) } else { Ok(()) };
-            bundle::write_as(&out, &profile).and_then(planted).map(|()| ExitCode::SUCCESS)
+            bundle::write(&out).and_then(planted).map(|()| ExitCode::SUCCESS)
         }
     };
     done.unwrap_or_else(|error| {

@@ -1,10 +1,10 @@
 //! The packages for the crate registry: complete, and in an order in which they can be published. Beside them the wheels.
 
-use crate::run::{Result, ask, at, cargo, run, target};
+use crate::run::{Result, ask, at, cargo, cargo_home, run, target};
 use crate::{venv, wheels};
 use serde_json::Value;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{env, fs};
 
 /// Fields that a package must have, beyond its name and version.
 const FIELDS: [&str; 7] =
@@ -89,8 +89,7 @@ fn in_order(mut members: Vec<&Value>) -> Result<Vec<&Value>> {
 /// Removes the packages of this workspace that cargo has unpacked to verify others. It knows them by the place of the
 /// workspace and by their version, and would take those of an earlier state for the ones that it has just made.
 fn forget_unpacked() -> Result<()> {
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    let home = cargo_home();
     let folders = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let begins =
         |path: &Path, with: &str| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(with));

@@ -1,6 +1,6 @@
 //! A release: everything that is published, built and checked on this machine. Nothing is uploaded.
 
-use crate::run::{Result, ask, at, program, root, run, target};
+use crate::run::{Result, ask, at, empty, program, remove, root, run, target};
 use crate::{bill, install, package, venv, version, versions, wheels};
 use serde_json::Value;
 use std::fs;
@@ -19,10 +19,7 @@ const SUMS: &str = "SHA256SUMS";
 pub fn dry_run() -> Result<()> {
     let tools = venv::WHEELS.ready()?;
     let out = target().join(OUT);
-    if out.exists() {
-        at(&out, fs::remove_dir_all(&out))?;
-    }
-    at(&out, fs::create_dir_all(&out))?;
+    empty(&out)?;
     let mut steps = Steps(Vec::new());
     steps.take("version", || Ok(format!("{}, in {} lines", version::CURRENT, version::agree()?)))?;
     steps.take("addresses", addresses)?;
@@ -145,18 +142,8 @@ fn pythons(wheel: &Path) -> Result<String> {
             continue;
         };
         let bare = target().join("release-python");
-        run(program(found, &["-m", "venv", "--clear"]).arg(&bare))?;
-        let python = bare.join("bin/python");
-        run(program(&python, &["-m", "pip", "install", "--quiet", "--no-index"]).arg(wheel))?;
-        let script = "import importlib.metadata as m, truebridge; print(m.version('truebridge'), truebridge.__file__)";
-        let said = ask(&mut program(&python, &["-c", script])).unwrap_or_default();
-        if !said.starts_with(&format!("{} {}", version::CURRENT, bare.display())) {
-            return Err(format!("Python {version} imports {said:?}"));
-        }
-        let doctor = program(&python, &["-m", "truebridge", "doctor", "--json"]).output();
-        let doctor = doctor.map_err(|error| error.to_string())?.stdout;
-        serde_json::from_slice::<Value>(&doctor).map_err(|error| format!("doctor in Python {version}: {error}"))?;
-        at(&bare, fs::remove_dir_all(&bare))?;
+        wheels::in_bare(&found, wheel, &bare).map_err(|error| format!("Python {version}: {error}"))?;
+        remove(&bare)?;
         done.push(version);
     }
     match (done.is_empty(), missing.is_empty()) {
@@ -175,7 +162,7 @@ fn c_library(out: &Path) -> Result<String> {
     // Without the user, and with one time, so that two builds are equal.
     let mut tar = program("tar", &["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "-czf"]);
     run(tar.arg(&archive).arg("-C").arg(target().join("release-c")).arg(&name))?;
-    at(&prefix, fs::remove_dir_all(target().join("release-c")))?;
+    remove(&target().join("release-c"))?;
     Ok(format!("{name}.tar.gz"))
 }
 

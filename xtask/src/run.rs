@@ -1,6 +1,8 @@
 //! Running other programs.
 
+use serde_json::Value;
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 
@@ -70,4 +72,36 @@ pub fn code(status: ExitStatus) -> ExitCode {
 /// Adds the path to the error of an operation.
 pub fn at<T>(path: &Path, result: std::io::Result<T>) -> Result<T> {
     result.map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Removes a folder with what is in it, if it is there.
+pub fn remove(folder: &Path) -> Result<()> {
+    if folder.exists() { at(folder, fs::remove_dir_all(folder)) } else { Ok(()) }
+}
+
+/// Makes a folder that is empty.
+pub fn empty(folder: &Path) -> Result<()> {
+    remove(folder)?;
+    at(folder, fs::create_dir_all(folder))
+}
+
+/// Returns an error that says how to install a tool, unless this call of it succeeds.
+pub fn needs(mut call: Command, tool: &str, how: &str) -> Result<()> {
+    ask(&mut call).map(drop).ok_or_else(|| format!("{tool} is not installed: {how}"))
+}
+
+/// Returns an error where there is no nightly toolchain.
+pub fn needs_nightly() -> Result<()> {
+    needs(program("cargo", &["+nightly", "--version"]), "a nightly toolchain", "rustup toolchain install nightly")
+}
+
+/// Returns JSON as files have it.
+pub fn pretty(value: &Value) -> Result<String> {
+    serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(|error| error.to_string())
+}
+
+/// The folder of cargo in the user's home.
+pub fn cargo_home() -> Option<PathBuf> {
+    let named = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    named.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")))
 }

@@ -1,6 +1,6 @@
 //! The libraries of TensorFlow 1.15, from a wheel that is unpacked and not installed: their users need no Python 3.7.
 
-use crate::run::{Result, at, program, root, run, target};
+use crate::run::{Result, at, program, remove, root, run, target};
 use crate::venv::has_cuda;
 use std::ffi::OsStr;
 use std::fs;
@@ -61,9 +61,7 @@ fn fetched(python: &Path) -> Result<PathBuf> {
         return Ok(package);
     }
     println!("fetching what {file} names");
-    if place.exists() {
-        at(&place, fs::remove_dir_all(&place))?;
-    }
+    remove(&place)?;
     let wheels = place.join("wheels");
     let mut download = program(python, &["-m", "pip", "download"]);
     run(download.args(MADE_FOR).args(["-r", file, "--dest"]).arg(&wheels))

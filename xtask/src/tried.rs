@@ -3,7 +3,7 @@
 
 use crate::bundle;
 use crate::new_adapter::{self, NewAdapter};
-use crate::run::{Result, at, cargo, program, root, run, target};
+use crate::run::{Result, at, cargo, program, remove, root, run, target};
 use crate::venv;
 use std::fs;
 use std::path::Path;
@@ -20,16 +20,14 @@ const NEXT: &str = "write create in ";
 #[ignore = "builds adapters, which takes minutes: .ci/run runs it"]
 fn what_new_adapter_writes_is_certified() -> Result<()> {
     let copy = target().join("new-adapter");
-    if copy.exists() {
-        at(&copy, fs::remove_dir_all(&copy))?;
-    }
+    remove(&copy)?;
     repository(&copy)?;
     for name in ["tiny", "mini"] {
         NewAdapter::of_host(name, name == "tiny").write(&copy)?;
     }
     in_rust(&copy)?;
     in_python(&copy)?;
-    at(&copy, fs::remove_dir_all(&copy))
+    remove(&copy)
 }
 
 /// Copies the repository without what is built.

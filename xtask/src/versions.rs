@@ -1,6 +1,6 @@
 //! Versions of Python and of the frameworks, each in a separate environment: the suite on the CPU, one row a version.
 
-use crate::run::{Result, ask, at, program, root, target};
+use crate::run::{Result, ask, at, pretty, program, remove, root, target};
 use crate::{bundle, venv};
 use clap::Parser;
 use serde_json::{Value, json};
@@ -79,9 +79,7 @@ pub fn run(options: &[String]) -> Result<()> {
                 failed.push(subject);
             }
         }
-        if place.exists() {
-            at(&place, fs::remove_dir_all(&place))?;
-        }
+        remove(&place)?;
     }
     if failed.is_empty() { Ok(()) } else { Err(format!("{} did not pass", failed.join(", "))) }
 }
@@ -131,9 +129,7 @@ fn ready(environment: &Value, subject: &str, place: &Path) -> Result<PathBuf> {
 fn judge(python: &Path, subject: &str, bundle: &Path, cases: u32) -> Result<Value> {
     let (name, version) = subject.split_once("==").unwrap_or((subject, ""));
     let report = target().join("versions").join(subject);
-    if report.exists() {
-        at(&report, fs::remove_dir_all(&report))?;
-    }
+    remove(&report)?;
     let mut suite = program(python, &[]);
     // With the fixtures of the bundle, so that failing cases are kept next to the report.
     suite.arg(bundle.join("conformance.py"));
@@ -223,8 +219,7 @@ fn keep(environment: &Value, subject: &str, mut row: Value) -> Result<()> {
         })
         .collect();
     let place = root().join(ROWS);
-    let written = serde_json::to_string_pretty(&kept).map_err(|error| error.to_string())? + "\n";
-    at(&place, fs::write(&place, written))
+    at(&place, fs::write(&place, pretty(&kept.into())?))
 }
 
 /// Runs a program without showing its output. The error is the last line that it wrote.

@@ -1,8 +1,8 @@
 //! Wheels: built by maturin out of a source distribution, and looked into by auditwheel. The package's is installed, and
 //! runs the README.
 
-use crate::run::{Result, ask, at, program, root, run, target};
-use crate::{bill, venv, versions};
+use crate::run::{Result, ask, at, cargo_home, program, remove, root, run, target};
+use crate::{bill, venv, version, versions};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,9 +76,7 @@ pub fn check() -> Result<()> {
 /// installed.
 pub fn make(tools: &Path) -> Result<Made> {
     let top = target().join("wheels");
-    if top.exists() {
-        at(&top, fs::remove_dir_all(&top))?;
-    }
+    remove(&top)?;
     let (source, unpacked) = source(tools, &top)?;
     let manifest = unpacked.join(PACKAGE).join("Cargo.toml");
     let wheel = build(tools, &manifest, &top.join(PACKAGE), &X86_64)?;
@@ -124,8 +122,7 @@ fn build(tools: &Path, manifest: &Path, out: &Path, processor: &Processor) -> Re
     build.arg("--manifest-path").arg(manifest).arg("--interpreter").arg(tools).arg("--out").arg(out);
     processor.target.iter().for_each(|target| _ = build.args(["--target", target]));
     // Messages of panics name the files of the sources. The folders above them are those of one machine.
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo"))).unwrap_or_default();
+    let home = cargo_home().unwrap_or_default();
     let sources = manifest.ancestors().nth(3).unwrap_or(manifest);
     let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
     build.env("CARGO_ENCODED_RUSTFLAGS", [remap(&home, "cargo"), remap(sources, ".")].join("\x1f"));
@@ -235,20 +232,27 @@ fn lacks(contents: &Value, pythons: &[String]) -> Vec<String> {
     lacks
 }
 
-/// Installs the wheel into an environment with nothing else, where it is imported and says what the machine has. Then
-/// the environment sees the frameworks of the main one, and the README runs.
-fn installed(wheel: &Path, bare: &Path) -> Result<()> {
-    let main = venv::MAIN.ready()?;
-    run(program(&main, &["-m", "venv"]).arg(bare))?;
+/// Installs the wheel into an environment with nothing else, where it is imported, has this version, and says what the
+/// machine has. Returns the Python of the environment.
+pub fn in_bare(python: &Path, wheel: &Path, bare: &Path) -> Result<PathBuf> {
+    run(program(python, &["-m", "venv", "--clear"]).arg(bare))?;
     let python = bare.join("bin/python");
     run(program(&python, &["-m", "pip", "install", "--quiet", "--no-index"]).arg(wheel))?;
-    let place = ask(&mut program(&python, &["-c", "import truebridge; print(truebridge.__file__)"]));
-    if !place.as_ref().is_some_and(|place| Path::new(place).starts_with(bare)) {
-        return Err(format!("the wheel's package is not what a bare environment imports, but {place:?}"));
+    let script = "import importlib.metadata as m, truebridge; print(m.version('truebridge'), truebridge.__file__)";
+    let said = ask(&mut program(&python, &["-c", script])).unwrap_or_default();
+    if !said.starts_with(&format!("{} {}", version::CURRENT, bare.display())) {
+        return Err(format!("a bare environment imports not the wheel's package, but {said:?}"));
     }
     let doctor = program(&python, &["-m", "truebridge", "doctor", "--json"]).output();
     let doctor = doctor.map_err(|error| error.to_string())?.stdout;
     serde_json::from_slice::<Value>(&doctor).map_err(|error| format!("doctor without frameworks: {error}"))?;
+    Ok(python)
+}
+
+/// Installs the wheel into a bare environment, which then sees the frameworks of the main one, and runs the README.
+fn installed(wheel: &Path, bare: &Path) -> Result<()> {
+    let main = venv::MAIN.ready()?;
+    let python = in_bare(&main, wheel, bare)?;
     let folder = "import sysconfig; print(sysconfig.get_path('purelib'))";
     let folder = |python: &Path| ask(&mut program(python, &["-c", folder])).ok_or("no folder of packages");
     let link = PathBuf::from(folder(&python)?).join("frameworks.pth");
