@@ -9,23 +9,19 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from torch.utils.checkpoint import (
-    checkpoint,  # noqa: E402
-    set_checkpoint_early_stop,  # noqa: E402
-)
 
 import truebridge as tb
-from truebridge.autograd import torch_function  # noqa: E402
 
 jax: Any = pytest.importorskip("jax")
-
 torch: Any = pytest.importorskip("torch")
-
 tf: Any = pytest.importorskip("tensorflow")
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop  # noqa: E402
 
+from truebridge.autograd import torch_function  # noqa: E402
 
 graph = torch.autograd.graph
 
@@ -35,7 +31,7 @@ COPIES: dict[str, Callable[[], Any]] = {
     "hooks that convert": lambda: graph.saved_tensors_hooks(torch.Tensor.double, torch.Tensor.float),
     "allow_mutation": graph.allow_mutation_on_saved_tensors,
 }
-OF = ["jax", "tensorflow"]
+of_both = pytest.mark.parametrize("of", ["jax", "tensorflow"])
 
 
 def product(of: str | None, w: Any) -> tuple[Any, Any]:
@@ -51,36 +47,41 @@ def product(of: str | None, w: Any) -> tuple[Any, Any]:
     return module, module.variables[0]
 
 
-def first_order(of: str | None, mode: Any, written: str) -> list[Any]:
-    """Return the gradients of an argument and a parameter of which one is written between forward and backward."""
+def gradients(of: str | None, body: Callable[..., None], mode: Any = contextlib.nullcontext) -> list[float]:
+    """Return the gradients of an argument and a parameter after a body, which runs in a mode of PyTorch."""
     function, parameter = product(of, torch.tensor([3.0, 5.0]))
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     with mode():
-        inner = x * 1
-        y = function(inner)
-        with torch.no_grad():
-            {"argument": inner, "parameter": parameter}[written].zero_()
-        y.sum().backward()
-    return [x.grad.tolist(), parameter.grad.tolist()]
+        body(function, parameter, x)
+    return [*x.grad.tolist(), *parameter.grad.tolist()]
 
 
-def second_order(of: str | None, mode: Any) -> list[Any]:
-    """Return the gradients of a gradient whose incoming gradient is written before it is differentiated."""
-    function, parameter = product(of, torch.tensor([3.0, 5.0]))
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    with mode():
-        sent = torch.tensor([1.0, 1.0], requires_grad=True) * 7
-        (slope,) = torch.autograd.grad(function(x), x, sent, create_graph=True)
-        with torch.no_grad():
-            sent.zero_()
-        slope.sum().backward()
-    return [x.grad.tolist(), parameter.grad.tolist()]
+def first_order(written: str, function: Any, parameter: Any, x: Any) -> None:
+    """Write to the argument or to the parameter between forward and backward."""
+    inner = x * 1
+    y = function(inner)
+    with torch.no_grad():
+        {"argument": inner, "parameter": parameter}[written].zero_()
+    y.sum().backward()
 
 
-def checkpointed(of: str | None) -> list[Any]:
-    """Return the gradients of a checkpoint that writes to the argument after the call."""
-    function, parameter = product(of, torch.tensor([3.0, 5.0]))
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
+def second_order(function: Any, parameter: Any, x: Any) -> None:
+    """Write to an incoming gradient before the gradient is differentiated."""
+    sent = torch.tensor([1.0, 1.0], requires_grad=True) * 7
+    (slope,) = torch.autograd.grad(function(x), x, sent, create_graph=True)
+    with torch.no_grad():
+        sent.zero_()
+    slope.sum().backward()
+
+
+def both_orders(function: Any, parameter: Any, x: Any) -> None:
+    """Write nothing."""
+    (slope,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+    (slope.sum() + function(x).sum()).backward()
+
+
+def checkpointed(function: Any, parameter: Any, x: Any) -> None:
+    """Write to the argument after the call, in a checkpoint."""
 
     def body(x: Any) -> Any:
         inner = x * 1
@@ -90,7 +91,14 @@ def checkpointed(of: str | None) -> list[Any]:
         return y
 
     checkpoint(body, x, use_reentrant=False).sum().backward()
-    return [x.grad.tolist(), parameter.grad.tolist()]
+
+
+WRITES = {
+    "argument": partial(first_order, "argument"),
+    "parameter": partial(first_order, "parameter"),
+    "incoming gradient": second_order,
+}
+written = pytest.mark.parametrize("written", ["argument", "parameter"])
 
 
 def refused(call: Callable[[], Any]) -> None:
@@ -99,74 +107,56 @@ def refused(call: Callable[[], Any]) -> None:
     assert error.value.kind == "argument"
 
 
-def compared(of: str, run: Callable[[str | None], Any]) -> None:
+def compared(of: str, body: Any, mode: Any = contextlib.nullcontext) -> None:
     """Check the gradients of JAX against those of PyTorch by itself, and that TensorFlow refuses."""
     if of == "jax":
-        assert run("jax") == run(None)
+        assert gradients("jax", body, mode) == gradients(None, body, mode)
     else:
-        refused(lambda: run("tensorflow"))
+        refused(lambda: gradients("tensorflow", body, mode))
 
 
-@pytest.mark.parametrize("of", OF)
-@pytest.mark.parametrize("written", ["argument", "parameter"])
+@of_both
+@pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("mode", COPIES)
-def test_a_write_after_the_forward_does_not_reach_the_gradient(mode: str, written: str, of: str) -> None:
-    compared(of, lambda of: first_order(of, COPIES[mode], written))
+def test_a_write_does_not_reach_the_gradient(mode: str, write: str, of: str) -> None:
+    compared(of, WRITES[write], COPIES[mode])
 
 
-@pytest.mark.parametrize("of", OF)
-@pytest.mark.parametrize("mode", COPIES)
-def test_a_write_to_an_incoming_gradient_does_not_reach_the_second_order(mode: str, of: str) -> None:
-    compared(of, lambda of: second_order(of, COPIES[mode]))
-
-
-@pytest.mark.parametrize("of", OF)
+@of_both
 def test_a_write_in_a_checkpoint_does_not_reach_the_gradient(of: str) -> None:
     compared(of, checkpointed)
 
 
-@pytest.mark.parametrize("of", OF)
-@pytest.mark.parametrize("written", ["argument", "parameter"])
+@of_both
+@written
 def test_without_a_mode_a_write_is_the_error_of_pytorch(written: str, of: str) -> None:
     with pytest.raises(RuntimeError, match="inplace operation"):
-        first_order(of, contextlib.nullcontext, written)
+        gradients(of, WRITES[written])
 
 
-@pytest.mark.parametrize("of", OF)
-@pytest.mark.parametrize("written", ["argument", "parameter"])
+@of_both
+@written
 @pytest.mark.parametrize("mode", ["identity", "save_on_cpu"])
 def test_a_write_to_what_a_hook_has_saved_is_an_error(mode: str, written: str, of: str) -> None:
     """PyTorch counts no writes where there are hooks: its own operations compute from what was written."""
     identity = graph.saved_tensors_hooks(lambda x: x, lambda x: x)
-    refused(lambda: first_order(of, {"identity": lambda: identity, "save_on_cpu": graph.save_on_cpu}[mode], written))
+    modes = {"identity": lambda: identity, "save_on_cpu": graph.save_on_cpu}
+    refused(lambda: gradients(of, WRITES[written], modes[mode]))
 
 
-@pytest.mark.parametrize("of", OF)
-@pytest.mark.parametrize("mode", [*COPIES, "save_on_cpu", "nothing"])
-def test_without_a_write_the_gradients_are_those_of_pytorch(mode: str, of: str) -> None:
-    modes = {**COPIES, "save_on_cpu": graph.save_on_cpu, "nothing": contextlib.nullcontext}
-
-    def gradients(of: str | None) -> Any:
-        function, parameter = product(of, torch.tensor([3.0, 5.0]))
-        x = torch.tensor([1.0, 2.0], requires_grad=True)
-        with modes[mode]():
-            (slope,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
-            (slope.sum() + function(x).sum()).backward()
-        return slope.tolist(), x.grad.tolist(), parameter.grad.tolist()
-
-    assert gradients(of) == gradients(None)
+@of_both
+@pytest.mark.parametrize("mode", [*COPIES.values(), graph.save_on_cpu, contextlib.nullcontext])
+def test_without_a_write_the_gradients_are_those_of_pytorch(mode: Any, of: str) -> None:
+    assert gradients(of, both_orders, mode) == gradients(None, both_orders, mode)
 
 
-@pytest.mark.parametrize("of", OF)
+@of_both
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_has_the_gradients_of_pytorch(reentrant: bool, of: str) -> None:
-    def gradients(of: str | None) -> Any:
-        function, parameter = product(of, torch.tensor([3.0, 5.0]))
-        x = torch.tensor([1.0, 2.0], requires_grad=True)
+    def body(function: Any, parameter: Any, x: Any) -> None:
         checkpoint(lambda x: function(x * 2).sin(), x, use_reentrant=reentrant).sum().backward()
-        return [*x.grad.tolist(), *parameter.grad.tolist()]
 
-    assert gradients(of) == pytest.approx(gradients(None))
+    assert gradients(of, body) == pytest.approx(gradients(None, body))
 
 
 def test_counting_writes_takes_no_memory() -> None:

@@ -139,21 +139,6 @@ def test_a_value_of_onnx_runtime_has_its_own_dtype(values: list[Any], target: An
     assert {"bool", "uint8", "bfloat16", "float16"} <= converted
 
 
-@pytest.mark.parametrize("made", ["by onnxruntime", "of C", "by to_onnxruntime"])
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_mask_of_onnx_runtime_selects(made: str, target: Any) -> None:
-    pytest.importorskip(target)
-    onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    mask = np.array([True, False, False, True])
-    value = onnxruntime.OrtValue.ortvalue_from_numpy(mask) if made != "by to_onnxruntime" else tb.to_onnxruntime(mask)
-    for copy in (None, True):
-        result = tb.convert(value._ortvalue if made == "of C" else value, target, copy=copy)
-        assert stated(result) == "bool"
-        assert np.arange(4)[np.asarray(result)].tolist() == [0, 3]
-    if target == "torch":
-        assert torch.arange(4)[tb.to_torch(value)].tolist() == [0, 3]
-
-
 def test_bytes_stay_bytes() -> None:
     """An object whose ``dtype`` says nothing of use is taken by its protocol."""
 
