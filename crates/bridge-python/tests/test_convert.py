@@ -18,6 +18,7 @@ import pytest
 
 import memory
 import truebridge as tb
+from capsules import Wrapper
 
 torch: Any = pytest.importorskip("torch")
 
@@ -207,19 +208,13 @@ def test_tensorflow_takes_parameters() -> None:
 
 
 def test_an_error_of_a_tensor_passes_through() -> None:
-    class Broken:
+    class Broken(Wrapper):
         @property
         def requires_grad(self) -> bool:
             raise KeyboardInterrupt
 
-        def __dlpack__(self, **keywords: Any) -> Any:
-            return torch.ones(1).__dlpack__(**keywords)
-
-        def __dlpack_device__(self) -> Any:
-            return (1, 0)
-
     with pytest.raises(KeyboardInterrupt):
-        tb.to_numpy(Broken(), detach=True)
+        tb.to_numpy(Broken(torch.ones(1)), detach=True)
     with pytest.raises(tb.BridgeValueError, match="detach is 'yes': pass True or False"):
         tb.to_numpy(torch.ones(1), detach="yes")  # type: ignore[call-overload]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import subprocess
 import sys
 import threading
 import time
 import warnings
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ import pytest
 
 import memory
 import truebridge as tb
-from capsules import CUDA, Producer
+from capsules import CUDA, Producer, Wrapper
 
 torch: Any = pytest.importorskip("torch")
 cupy: Any = pytest.importorskip("cupy")
@@ -53,25 +51,17 @@ def test_record_stream_takes_any_stream_and_only_views() -> None:
         tb.record_stream(torch.zeros(4, device="cuda"), torch.cuda.Stream())
 
 
-class ProtocolObject:
-    """A producer that this package knows nothing of, with memory of CuPy."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        self.streams: list[object] = []
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.array.__dlpack_device__()
-
-    def __dlpack__(self, **arguments: Any) -> object:
-        self.streams.append(arguments.get("stream"))
-        return self.array.__dlpack__(**arguments)
-
-
 def test_a_producer_known_by_a_protocol_orders_the_legacy_stream() -> None:
-    producer = ProtocolObject(cupy.arange(5))
-    tensor = tb.to_torch(producer)
-    assert (tensor.data_ptr(), tensor.tolist(), producer.streams) == (producer.array.data.ptr, [0, 1, 2, 3, 4], [1])
+    streams: list[object] = []
+
+    class Noting(Wrapper):
+        def __dlpack__(self, **keywords: Any) -> Any:
+            streams.append(keywords.get("stream"))
+            return super().__dlpack__(**keywords)
+
+    array = cupy.arange(5)
+    tensor = tb.to_torch(Noting(array))
+    assert (tensor.data_ptr(), tensor.tolist(), streams) == (array.data.ptr, [0, 1, 2, 3, 4], [1])
     del tensor
     assert settled()["pending"] == 0
 
@@ -105,63 +95,6 @@ back = tb.to_cupy(torch.zeros(8, device="cuda"))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-ALLOCATOR = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stddef.h>
-/* Hands a freed block out again at once, as RMM's pools do for their own streams. */
-static struct { void *at; size_t size; int is_free; } blocks[4096];
-static int count;
-void *take(size_t size, int device, void *stream) {
-    for (int i = count - 1; i >= 0; i--)
-        if (blocks[i].is_free && blocks[i].size == size) { blocks[i].is_free = 0; return blocks[i].at; }
-    int (*allocate)(void **, size_t) = dlsym(RTLD_DEFAULT, "cudaMalloc");
-    blocks[count].size = size;
-    allocate(&blocks[count].at, size);
-    return blocks[count++].at;
-}
-void give(void *at, size_t size, int device, void *stream) {
-    for (int i = 0; i < count; i++) if (blocks[i].at == at) blocks[i].is_free = 1;
-}
-"""
-
-
-def test_a_pluggable_allocator_is_not_believed_to_wait(tmp_path: Path) -> None:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    source, library = tmp_path / "allocator.c", tmp_path / "allocator.so"
-    source.write_text(ALLOCATOR)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    code = f"""
-import torch
-allocator = torch.cuda.memory.CUDAPluggableAllocator({str(library)!r}, "take", "give")
-torch.cuda.memory.change_current_allocator(allocator)
-import cupy
-import truebridge as tb
-N = 1 << 16
-code = 'extern "C" __global__ void spin(long long n) {{ long long s = clock64(); while (clock64() - s < n); }}'
-kernel = cupy.RawKernel(code, "spin")
-side, reader = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
-wrong = 0
-for value in range(1, 21):
-    tensor = torch.full((N,), float(value), device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side), reader:
-        view = tb.to_cupy(tensor)
-        kernel((1,), (1,), (10_000_000,))
-        read = view.copy()
-        del view, tensor
-    junk = [torch.full((N,), -1.0, device="cuda") for _ in range(3)]
-    torch.cuda.synchronize()
-    wrong += not bool((read == value).all())
-    del junk
-print(wrong)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
 
 
 def test_a_handle_that_names_another_stream_now_is_kept_alive() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
+from capsules import Wrapper
 from casting import CASTS, DTYPES, numbers, same  # noqa: E402
 
 torch: Any = pytest.importorskip("torch")
@@ -30,17 +31,12 @@ def stated(x: Any) -> str:
     return getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
 
 
-class Spoken:
+class Spoken(Wrapper):
     """A tensor known only by DLPack, which states its dtype."""
 
     def __init__(self, tensor: Any) -> None:
-        self.tensor, self.dtype = tensor, tensor.dtype
-
-    def __dlpack__(self, **arguments: Any) -> object:
-        return self.tensor.__dlpack__(**arguments)
-
-    def __dlpack_device__(self) -> Any:
-        return self.tensor.__dlpack_device__()
+        super().__init__(tensor)
+        self.dtype = tensor.dtype
 
 
 def of_torch() -> Iterator[Any]:
@@ -146,16 +142,10 @@ def test_bytes_stay_bytes() -> None:
         def __init__(self, tensor: Any, dtype: Any) -> None:
             self.tensor, self.dtype = tensor, dtype
 
-    class Raises(Spoken):
-        def __init__(self, tensor: Any) -> None:
-            self.tensor = tensor
-
+    class Raises(Wrapper):
         @property
         def dtype(self) -> Any:
             raise RuntimeError("not now")
-
-        @dtype.setter
-        def dtype(self, value: Any) -> None: ...
 
     array = np.arange(3, dtype=np.uint8)
     for x in (Odd(array, None), Odd(array, "uint8"), Odd(array, 7), Odd(array, np.float64), Raises(array)):
