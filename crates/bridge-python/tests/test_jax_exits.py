@@ -19,6 +19,8 @@ for framework in FRAMEWORKS:
     pytest.importorskip(framework)
 
 ORDERS = list(itertools.permutations(FRAMEWORKS))
+#: In an order and its reverse, each framework is imported before each other one.
+REVERSED = [{order, order[::-1]} for order in ORDERS[:3]]
 
 SETUP = """
 import sys
@@ -127,14 +129,22 @@ ENDINGS = {
         """,
         1,
     ),
-    # The last of an order, and the only one that no fork comes before.
+    # In every order, as its last program, and the only one that no fork comes before.
     "alive": ("sys.keep = kept + [kept]", 0),
 }
 
 
-@pytest.fixture(scope="module", params=ORDERS, ids=",".join)
+#: The programs of an order follow one another: they have a process in common.
+PROGRAMS = [
+    (order, ending)
+    for order in ORDERS
+    for number, ending in enumerate(ENDINGS)
+    if ending == "alive" or order in REVERSED[number % 3]
+]
+
+
+@pytest.fixture(scope="module")
 def order(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Keeps the programs of an order together: they have a process in common."""
     return request.param
 
 
@@ -151,9 +161,11 @@ def complaints(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not logged.match(line)]
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    ("order", "ending"), PROGRAMS, ids=[f"{','.join(order)}-{ending}" for order, ending in PROGRAMS], indirect=["order"]
+)
 def test_a_process_ends_without_a_word(order: tuple[str, ...], ending: str, warm: Warm) -> None:
     setup = SETUP.format(imports=", ".join(order), turn=3 + ORDERS.index(order))
-    run = warm.end if ending == "alive" else warm.run
-    done = run(setup + textwrap.dedent(ENDINGS[ending][0]))
-    assert (done.returncode, complaints(done.stderr)) == (ENDINGS[ending][1], [])
+    code, status = ENDINGS[ending]
+    done = (warm.end if ending == "alive" else warm.run)(setup + textwrap.dedent(code))
+    assert (done.returncode, complaints(done.stderr)) == (status, [])
