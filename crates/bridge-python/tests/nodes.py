@@ -70,7 +70,7 @@ class Cluster:
     def __init__(self, **options: Any) -> None:
         from ray.cluster_utils import Cluster as Nodes
 
-        options = {"num_cpus": 4, "object_store_memory": 100 << 20, "node_ip_address": LOOPBACK, **options}
+        options = {"num_cpus": 2, "object_store_memory": 100 << 20, "node_ip_address": LOOPBACK, **options}
         head = {**options, "include_dashboard": False, "resources": {"near": 100}}
         self.nodes = Nodes(initialize_head=True, head_node_args=head)
         self.nodes.add_node(**options, resources={"far": 100})

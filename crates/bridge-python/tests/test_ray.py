@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
+from programs import Warm
 from truebridge import _core
 from truebridge_conformance.others import wait_until
 
@@ -50,9 +55,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_shared(cluster: Cluster) -> Iterator[None]:
+def _nothing_stays_shared(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    settle(cluster)
+    if "cluster" in request.fixturenames:
+        settle(request.getfixturevalue("cluster"))
+
+
+#: Actors that a test is done with and another may restart or kill: to start one takes seconds.
+SPARE: dict[str, list[Any]] = {"near": [], "far": []}
+
+
+def spare(cluster: Cluster, node: str) -> Any:
+    return SPARE[node].pop() if SPARE[node] else cluster.actor(node, max_restarts=1)
 
 
 def counted(self: Any, framework: str, count: int) -> Any:
@@ -121,10 +135,8 @@ def test_an_object_has_tensors_of_several_frameworks_and_layouts(cluster: Cluste
             assert scalar.shape == () and empty.shape == (0, 3) and x["none"] is None
             assert isinstance(x["jax"][0], jax.Array) and float(x["jax"][0].sum()) == 30
             assert isinstance(x["tensorflow"], tensorflow.Tensor) and x["tensorflow"].numpy().tolist() == [4] * 3
-            assert x["numpy"].tolist() == [1, 1, 1] and (is_shared(first.view(torch.int16)), is_shared(view)) == (
-                shared,
-                shared,
-            )
+            assert x["numpy"].tolist() == [1, 1, 1]
+            assert is_shared(first.view(torch.int16)) == is_shared(view) == shared
 
 
 def test_the_receiver_chooses_the_framework(cluster: Cluster) -> None:
@@ -164,7 +176,7 @@ def test_tensors_are_received_into_buffers(cluster: Cluster) -> None:
             assert seen(None, ray.get(ref, timeout=PATIENCE))[::2] == (module(framework), True)
 
 
-def test_memory_is_freed_after_the_last_reference_and_the_last_reader(cluster: Cluster) -> None:
+def test_memory_is_private_and_freed_after_the_last_reference_and_the_last_reader(cluster: Cluster) -> None:
     ref = cluster.near.torch.remote(ones)
     answer(cluster.beside, keep, ref)
     mine = ray.get(ref, timeout=PATIENCE)
@@ -172,18 +184,12 @@ def test_memory_is_freed_after_the_last_reference_and_the_last_reader(cluster: C
     del ref
     # The share has ended, which frees nothing as long as there are readers.
     wait_until(lambda: answer(cluster.near, lambda self: held()) == (1, 2, 0))
-    assert mine.sum() == MANY and answer(cluster.beside, lambda self: float(self.kept.sum())) == MANY
+    assert mine.sum() == MANY
+    mine[:] = 0
+    assert answer(cluster.beside, lambda self: float(self.kept.sum())) == MANY
     del mine
     answer(cluster.beside, keep, None)
     wait_until(lambda: answer(cluster.near, lambda self: held()) == (0, 0, 0))
-
-
-def test_receivers_see_their_own_writes_alone(cluster: Cluster) -> None:
-    ref = cluster.near.torch.remote(ones)
-    answer(cluster.beside, keep, ref)
-    mine = ray.get(ref, timeout=PATIENCE)
-    mine[:] = 0
-    assert answer(cluster.beside, lambda self: float(self.kept.sum())) == MANY
 
 
 def test_actors_send_to_one_another_at_once(cluster: Cluster) -> None:
@@ -223,42 +229,62 @@ def test_memory_does_not_grow(cluster: Cluster, node: str) -> None:
     pytest.fail(f"memory grows: {sizes}")
 
 
-def test_a_receiver_that_is_killed_frees_what_it_has(cluster: Cluster) -> None:
+def test_a_receiver_without_the_framework_or_the_device_gets_an_error(cluster: Cluster) -> None:
+    pytest.importorskip("jax")
+    ref = cluster.near.jax.remote(counted, "jax", MANY)
+
+    def loses_jax(self: Any) -> None:
+        sys.modules["jax"] = None  # type: ignore[assignment]
+
+    def has_all_again(self: Any) -> None:
+        del sys.modules["jax"]
+        tb.ray.register()
+
     for node in ("near", "far"):
-        reader = cluster.actor(node)
-        ref = cluster.near.torch.remote(counted, "torch", LARGE)
-        answer(reader, keep, ref)
-        ray.kill(reader)
-        wait_until(lambda: answer(cluster.near, lambda self: held())[1] == 0)
-        # The sender lives on, and so does the object.
-        assert answer(cluster.beside, seen, ref) == ("torch", True, True)
-        del ref
-        wait_until(lambda: answer(cluster.near, lambda self: held()) == (0, 0, 0))
+        actor = cluster.actor(node, max_restarts=1)
+        answer(actor, loses_jax)
+        with pytest.raises(ray.exceptions.RayError, match="JAX|jax"):
+            answer(actor, seen, ref)
+        answer(actor, lambda self: tb.ray.register(target="torch"))
+        assert answer(actor, seen, ref) == ("torch", node == "near", True)
+        if not torch.cuda.is_available():
+            answer(actor, lambda self: tb.ray.register(target="torch", device="cuda:0"))
+            with pytest.raises(ray.exceptions.RayError, match="[Cc][Uu][Dd][Aa]|GPU"):
+                answer(actor, seen, ref)
+        answer(actor, has_all_again)
+        SPARE[node].append(actor)
 
 
-@pytest.mark.parametrize("count", [MANY, LARGE])
-def test_an_object_is_lost_with_the_actor_that_made_it(cluster: Cluster, count: int) -> None:
-    import os
+def test_without_nixl_the_object_store_moves_tensors_with_one_warning(cluster: Cluster) -> None:
+    pytest.importorskip("jax")
 
-    maker = cluster.actor("near")
-    process = Path(f"/proc/{answer(maker, lambda self: os.getpid())}")
-    ref = maker.torch.remote(counted, "torch", count)
-    mine = ray.get(ref, timeout=PATIENCE)
-    # This does not wait for the end of the process.
-    ray.kill(maker)
-    wait_until(lambda: not process.exists())
-    assert float(mine["x"][-1]) == count - 1
-    for actor in (cluster.beside, cluster.far):
-        with pytest.raises(ray.exceptions.RayError):
-            ray.get(actor.call.remote(seen, ref), timeout=PATIENCE)
-    with pytest.raises((ray.exceptions.RayError, tb.BridgeConnectionError)):
-        ray.get(ref, timeout=PATIENCE)
+    def has_none(self: Any) -> None:
+        tb.ray._rdt._has_nixl.cache_clear()
+        self.kept, tb.ray._rdt._has_nixl = (tb.ray._rdt._has_nixl, warnings.showwarning), lambda: False
+        self.warned = []
+        warnings.showwarning = lambda message, *_: self.warned.append(str(message))
+
+    def has_it_again(self: Any) -> list[str]:
+        tb.ray._rdt._has_nixl, warnings.showwarning = self.kept
+        tb.ray._rdt._warn.cache_clear()
+        return self.warned
+
+    sender, reader = spare(cluster, "near"), spare(cluster, "far")
+    for actor in (sender, reader):
+        answer(actor, has_none)
+    for framework in ("torch", "jax"):
+        made = getattr(sender, framework).remote(counted, framework, LARGE)
+        put = ray.put(counted(None, framework, LARGE), _tensor_transport=NAMES[framework])
+        for ref in (made, put):
+            assert answer(reader, seen, ref) == (module(framework), False, True)
+    answer(sender, has_it_again)
+    (one,) = answer(reader, has_it_again)
+    assert "this process has no PyTorch with NIXL" in one and "pip install torch nixl" in one
+    SPARE["near"].append(sender), SPARE["far"].append(reader)
 
 
 def test_an_actor_that_starts_again_sends_and_receives(cluster: Cluster) -> None:
-    import os
-
-    actor = cluster.actor("near", max_restarts=1)
+    actor = spare(cluster, "near")
     lost = actor.torch.remote(counted, "torch", LARGE)
     first = answer(actor, lambda self: os.getpid())
     with pytest.raises(ray.exceptions.RayError):
@@ -276,7 +302,53 @@ def test_an_actor_that_starts_again_sends_and_receives(cluster: Cluster) -> None
             answer(receiver, seen, lost)
         assert answer(receiver, seen, actor.torch.remote(counted, "torch", LARGE))[2]
     assert answer(actor, seen, cluster.far.torch.remote(counted, "torch", LARGE))[2]
-    ray.kill(actor)
+    SPARE["near"].append(actor)
+
+
+def test_a_receiver_that_is_killed_frees_what_it_has(cluster: Cluster) -> None:
+    for node in ("near", "far"):
+        reader = spare(cluster, node)
+        ref = cluster.near.torch.remote(counted, "torch", LARGE)
+        answer(reader, keep, ref)
+        ray.kill(reader)
+        wait_until(lambda: answer(cluster.near, lambda self: held())[1] == 0)
+        # The sender lives on, and so does the object.
+        assert answer(cluster.beside, seen, ref) == ("torch", True, True)
+        del ref
+        wait_until(lambda: answer(cluster.near, lambda self: held()) == (0, 0, 0))
+
+
+def test_objects_are_lost_with_the_actor_that_made_them(cluster: Cluster) -> None:
+    maker = spare(cluster, "near")
+    process = Path(f"/proc/{answer(maker, lambda self: os.getpid())}")
+    refs = {count: maker.torch.remote(counted, "torch", count) for count in (MANY, LARGE)}
+    mine = {count: ray.get(ref, timeout=PATIENCE) for count, ref in refs.items()}
+    # This does not wait for the end of the process.
+    ray.kill(maker)
+    wait_until(lambda: not process.exists())
+    for count, ref in refs.items():
+        assert float(mine[count]["x"][-1]) == count - 1
+        for actor in (cluster.beside, cluster.far):
+            with pytest.raises(ray.exceptions.RayError):
+                ray.get(actor.call.remote(seen, ref), timeout=PATIENCE)
+        with pytest.raises((ray.exceptions.RayError, tb.BridgeConnectionError)):
+            ray.get(ref, timeout=PATIENCE)
+
+
+def test_a_time_out_of_the_caller_holds_while_the_sender_is_stopped(cluster: Cluster) -> None:
+    for sender in (cluster.near, cluster.far):
+        ref = sender.torch.remote(counted, "torch", LARGE)
+        ray.wait([ref], timeout=PATIENCE)
+        process = answer(sender, lambda self: os.getpid())
+        os.kill(process, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(ray.exceptions.GetTimeoutError):
+                ray.get(ref, timeout=0.5)
+            assert time.monotonic() - began < 30
+        finally:
+            os.kill(process, signal.SIGCONT)
+        assert seen(None, ray.get(ref, timeout=PATIENCE))[2]
 
 
 def test_a_task_that_raises_leaves_nothing(cluster: Cluster) -> None:
@@ -323,28 +395,6 @@ def test_memory_that_tensors_share_or_may_not_write_goes_too(cluster: Cluster) -
         assert answer(actor, lambda self, x: (float(x[0].min()), x[0].shape, x[1].shape), put) == (7, (2, MANY), (0, 2))
 
 
-def test_a_time_out_of_the_caller_holds_while_the_sender_is_stopped(cluster: Cluster) -> None:
-    import os
-    import signal
-    import time
-
-    for node in ("near", "far"):
-        sender = cluster.actor(node)
-        ref = sender.torch.remote(counted, "torch", LARGE)
-        ray.wait([ref], timeout=PATIENCE)
-        process = answer(sender, lambda self: os.getpid())
-        os.kill(process, signal.SIGSTOP)
-        try:
-            began = time.monotonic()
-            with pytest.raises(ray.exceptions.GetTimeoutError):
-                ray.get(ref, timeout=2)
-            assert time.monotonic() - began < 30
-        finally:
-            os.kill(process, signal.SIGCONT)
-        assert seen(None, ray.get(ref, timeout=PATIENCE))[2]
-        ray.kill(sender)
-
-
 def test_tensorflow_passes_strings_and_numbers(cluster: Cluster) -> None:
     pytest.importorskip("tensorflow")
 
@@ -356,37 +406,6 @@ def test_tensorflow_passes_strings_and_numbers(cluster: Cluster) -> None:
     for actor in (cluster.beside, cluster.far):
         tree = ray.get(actor.tensorflow.remote(made), timeout=PATIENCE)
         assert tree["label"].numpy().tolist() == [b"cat"] and tree["x"].numpy().tolist() == [1] * 3
-
-
-def test_without_nixl_the_object_store_moves_tensors_with_one_warning(cluster: Cluster) -> None:
-    pytest.importorskip("jax")
-
-    def has_none(self: Any) -> None:
-        import warnings
-
-        tb.ray._rdt._has_nixl.cache_clear()
-        tb.ray._rdt._has_nixl = lambda: False
-        self.warned = []
-        warnings.showwarning = lambda message, *_: self.warned.append(str(message))
-
-    def warned(self: Any) -> list[str]:
-        return self.warned
-
-    sender, reader = cluster.actor("near"), cluster.actor("far")
-    for actor in (sender, reader):
-        answer(actor, has_none)
-    for framework in ("torch", "jax"):
-        assert answer(reader, seen, getattr(sender, framework).remote(counted, framework, LARGE)) == (
-            module(framework),
-            False,
-            True,
-        )
-        put = ray.put(counted(None, framework, LARGE), _tensor_transport=NAMES[framework])
-        assert answer(reader, seen, put) == (module(framework), False, True)
-    (one,) = answer(reader, warned)
-    assert "this process has no PyTorch with NIXL" in one and "pip install torch nixl" in one
-    for actor in (sender, reader):
-        ray.kill(actor)
 
 
 def test_ordinary_tasks_pass_tensors_as_ever(cluster: Cluster) -> None:
@@ -414,27 +433,6 @@ def test_awaiting_is_done_on_a_thread(cluster: Cluster) -> None:
         assert asyncio.run(total(actor.torch.remote(counted, "torch", 5))) == 10
 
 
-def test_a_receiver_without_the_framework_or_the_device_gets_an_error(cluster: Cluster) -> None:
-    pytest.importorskip("jax")
-    ref = cluster.near.jax.remote(counted, "jax", MANY)
-
-    def loses_jax(self: Any) -> None:
-        sys.modules["jax"] = None  # type: ignore[assignment]
-
-    for node in ("near", "far"):
-        actor = cluster.actor(node)
-        answer(actor, loses_jax)
-        with pytest.raises(ray.exceptions.RayError, match="JAX|jax"):
-            answer(actor, seen, ref)
-        answer(actor, lambda self: tb.ray.register(target="torch"))
-        assert answer(actor, seen, ref) == ("torch", node == "near", True)
-        if not torch.cuda.is_available():
-            answer(actor, lambda self: tb.ray.register(target="torch", device="cuda:0"))
-            with pytest.raises(ray.exceptions.RayError, match="[Cc][Uu][Dd][Aa]|GPU"):
-                answer(actor, seen, ref)
-        ray.kill(actor)
-
-
 def test_wrong_use_is_a_typed_error(cluster: Cluster) -> None:
     with pytest.raises(tb.BridgeValueError, match="'mxnet'"):
         tb.ray.register(target="mxnet")  # type: ignore[arg-type]
@@ -450,7 +448,7 @@ def test_wrong_use_is_a_typed_error(cluster: Cluster) -> None:
     ray.kill(plain)
 
 
-def test_ray_may_be_missing_or_unknown(cluster: Cluster) -> None:
+def test_ray_may_be_missing_or_unknown(beside_torch: Warm) -> None:
     code = """
 import sys
 import truebridge as tb
@@ -475,39 +473,48 @@ except tb.BridgeImportError as error:
     assert ray.__version__ in str(error), error
     print("typed")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = beside_torch.run(code)
     assert done.stdout == "typed\n", done.stderr
 
 
-def test_what_an_earlier_connection_left_is_freed() -> None:
-    code = f"""
+def test_what_an_earlier_connection_left_is_freed(cluster: Cluster, beside_torch: Warm) -> None:
+    done = beside_torch.run(
+        f"""
 import ray, torch
 import truebridge as tb
 names = tb.ray.register()
-options = dict(address="local", _node_ip_address="{LOOPBACK}", include_dashboard=False, num_cpus=1)
-ray.init(**options)
-first = ray.put([torch.ones(3)], _tensor_transport=names["torch"])
-ray.shutdown()
-ray.init(**options)
-second = ray.put([torch.ones(3)], _tensor_transport=names["torch"])
-print(tb.processes.held()["shares"])
+shares = []
+for _ in range(2):
+    ray.init(address={cluster.nodes.address!r}, _node_ip_address="{LOOPBACK}", log_to_driver=False)
+    ref = ray.put([torch.ones(3)], _tensor_transport=names["torch"])
+    shares.append(tb.processes.held()["shares"])
+    ray.shutdown()
+print(shares)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.stdout == "1\n", done.stderr
+    )
+    assert done.stdout.endswith("[1, 1]\n"), done.stderr
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_page_runs(cluster: Cluster, tmp_path: Path, number: int) -> None:
-    pytest.importorskip("tensorflow"), pytest.importorskip("jax")
+def block(number: int) -> str:
+    """Return a block of the page."""
     page = (Path(__file__).parents[3] / "docs" / "several-machines.md").read_text()
-    block = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[number]
-    here = f'"node_ip_address": "{LOOPBACK}", "include_dashboard": False, '
-    block = block.replace("head_node_args={", "head_node_args={" + here)
-    block = block.replace("add_node(", f'add_node(node_ip_address="{LOOPBACK}", ')
-    block = block.replace("address=nodes.address", f'address=nodes.address, _node_ip_address="{LOOPBACK}"')
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)[number]
+
+
+def test_the_page_runs(cluster: Cluster, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow"), pytest.importorskip("jax")
+    # On the nodes of these tests, which are made by the same calls.
+    code, count = re.subn(r"nodes = Cluster\(.*\)(  #.*)?\nnodes\.add_node\(.*\)\n", "", block(0))
+    address = f'address="{cluster.nodes.address}", _node_ip_address="{LOOPBACK}"'
+    program = tmp_path / "page.py"
+    program.write_text(code.replace("address=nodes.address", address).replace('"other"', '"far"'))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
+    assert (count, done.returncode) == (1, 0), done.stderr
+
+
+def test_the_page_runs_without_ray(beside_torch: Warm) -> None:
+    pytest.importorskip("jax")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    program = tmp_path / "page.py"
-    program.write_text(block.replace("29511", port))
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
+    done = beside_torch.run(block(1).replace("29511", port))
     assert done.returncode == 0, done.stderr
