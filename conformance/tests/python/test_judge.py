@@ -86,9 +86,11 @@ def checkout(folder: Path, tests: str = TESTS) -> Path:
     return folder / "numpy"
 
 
-def judge(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def judge(
+    folder: Path, *options: str, program: tuple[str, ...] = (str(SCRIPT),), **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT), "--report", "reports", "--device", "cpu", *options],
+        [sys.executable, *program, "--report", "reports", "--device", "cpu", *options],
         cwd=folder,
         env={**os.environ, "PYTEST_ADDOPTS": "--no-such-option", **environment},
         capture_output=True,
@@ -175,7 +177,11 @@ def test_an_abort_at_the_end_is_a_failure(tmp_path: Path) -> None:
 def test_aborts_without_end_are_given_up(tmp_path: Path) -> None:
     aborts = "import os, pytest, numpy as np\n@pytest.mark.parametrize('n', range(100))\ndef test_one(n):\n    "
     path = str(checkout(tmp_path, aborts + "hasattr(np.from_dlpack, '__wrapped__') and os.abort()\n"))
-    done = judge(tmp_path, "--suite", "numpy", "--path", path, "--expected", written(tmp_path, []))
+    # Each abort costs a process: three of them are enough here.
+    code = "import sys; from truebridge_conformance.judge import main, run; run.MOST_ABORTS = 3; "
+    code += "sys.exit(main(sys.argv[1:]))"
+    options = ("--suite", "numpy", "--path", path, "--expected", written(tmp_path, []))
+    done = judge(tmp_path, *options, program=("-c", code))
     assert done.returncode == 1 and "outside of the tests: too many tests abort" in done.stdout, done.stderr
 
 
@@ -228,11 +234,12 @@ esac
 
 
 def nanobind(folder: Path) -> Path:
-    """Makes a checkout of nanobind, with its submodule."""
+    """Makes a checkout of nanobind, with its submodule, and with an empty PyTorch: to import it takes seconds."""
     tests = folder / "nanobind" / "tests"
     tests.mkdir(parents=True)
     (tests / "test_ndarray.py").write_text(NANOBIND, encoding="utf-8")
     (tests / "common.py").write_text("three = 3", encoding="utf-8")
+    (tests / "torch.py").touch()
     (folder / "nanobind/ext/robin_map").mkdir(parents=True)
     return folder / "nanobind"
 
@@ -312,6 +319,9 @@ def test_an_empty_file_judges_nothing(tmp_path: Path) -> None:
 def test_the_report_says_what_was_set_for_the_tests(tmp_path: Path) -> None:
     file = tmp_path / suites.SUITES["array-api-tests"].files[0]
     file.parent.mkdir()
+    # To import the others takes seconds.
+    for name in ("torch", "jax"):
+        (tmp_path / f"{name}.py").touch()
     file.write_text("import os\ndef test_one():\n    assert os.environ['ARRAY_API_TESTS_MODULE'] == 'mine'\n")
     pytest.importorskip("hypothesis")
     pytest.importorskip("ndindex")
@@ -328,8 +338,7 @@ def test_a_missing_framework_is_named(tmp_path: Path) -> None:
     hidden = "import importlib.util as u, sys; find = u.find_spec; "
     hidden += "u.find_spec = lambda name, *rest: None if name == 'tvm_ffi' else find(name, *rest); "
     hidden += "from truebridge_conformance.judge import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", hidden, "--suite", "tvm-ffi", "--path", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = judge(tmp_path, "--suite", "tvm-ffi", "--path", str(tmp_path), program=("-c", hidden))
     assert done.returncode == 2 and "tvm-ffi needs apache-tvm-ffi" in done.stderr, done.stderr
 
 

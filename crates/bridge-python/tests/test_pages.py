@@ -48,6 +48,9 @@ TENSORFLOW1 = os.environ.get("TRUEBRIDGE_TENSORFLOW1")
 @pytest.fixture
 def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Work in a folder of the test, with its own tickets."""
+    # A process that a page starts finds the package by a path that does not depend on the folder.
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(os.path.abspath(entry) for entry in path if entry))
     monkeypatch.chdir(tmp_path)
     sockets = tmp_path_factory.mktemp("ipc")
     sockets.chmod(0o700)
