@@ -31,6 +31,16 @@ LOOPBACK = "127.0.0.2"
 NAMES = tb.ray.register()
 
 
+def sending(framework: str) -> Any:
+    """Return a method of actors whose result passes by the transport of a framework."""
+
+    @ray.method(tensor_transport=NAMES[framework])
+    def call(self: Any, function: Callable[..., Any], *args: Any) -> Any:
+        return function(self, *args)
+
+    return call
+
+
 class Actor:
     """Runs the functions that it receives, returns their results by a transport, and keeps some."""
 
@@ -43,25 +53,7 @@ class Actor:
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(self, *args)
 
-    @ray.method(tensor_transport=NAMES["torch"])
-    def torch(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(self, *args)
-
-    @ray.method(tensor_transport=NAMES["jax"])
-    def jax(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(self, *args)
-
-    @ray.method(tensor_transport=NAMES["tensorflow"])
-    def tensorflow(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(self, *args)
-
-    @ray.method(tensor_transport=NAMES["cupy"])
-    def cupy(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(self, *args)
-
-    @ray.method(tensor_transport=NAMES["numpy"])
-    def numpy(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(self, *args)
+    torch, jax, tensorflow, cupy, numpy = map(sending, ("torch", "jax", "tensorflow", "cupy", "numpy"))
 
 
 class Cluster:

@@ -280,10 +280,3 @@ def test_memory_of_the_caller_is_left_as_it_is() -> None:
     out = mapped().view(SOURCE.shape)
     tb.copy(SOURCE, out=out)
     assert not asks(out.data_ptr() + HUGE)
-
-
-@with_huge_pages
-def test_what_is_not_copied_is_left_as_it_is() -> None:
-    tensor = mapped()
-    assert tb.to_numpy(tensor).ctypes.data == tensor.data_ptr()
-    assert not asks(tensor.data_ptr() + HUGE)

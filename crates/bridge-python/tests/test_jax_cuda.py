@@ -160,44 +160,6 @@ def test_a_view_is_not_donated() -> None:
     assert (tensor == 1).all()
 
 
-class Described:
-    """Memory of PyTorch in a stream, known only by the CUDA array interface."""
-
-    def __init__(self, tensor: Any, stream: Any) -> None:
-        self.tensor, self.stream = tensor, stream
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, object]:
-        return {**self.tensor.__cuda_array_interface__, "version": 3, "stream": self.stream.cuda_stream}
-
-
-@pytest.mark.parametrize(
-    "view", [lambda x: x[1:].reshape(-1, 5), lambda x: x[:-1].reshape(5, -1).T], ids=["unaligned", "strides"]
-)
-@pytest.mark.parametrize("read", READS)
-def test_what_jax_cannot_take_in_place_is_copied_in_order(read: str, view: Callable[[Any], Any]) -> None:
-    """The producer has no kernels, and JAX no memory to be written to."""
-    side = torch.cuda.Stream()
-    for value in range(ROUNDS):
-        with torch.cuda.stream(side):
-            tensor = torch.zeros(5 * N + 1, device="cuda")
-            torch.cuda._sleep(LONG)
-            torch.arange(5 * N + 1, out=tensor)
-            tensor += value
-        described = Described(view(tensor), side)
-        if not value:
-            with pytest.raises(tb.BridgeError, match="cannot take the tensor in place"):
-                tb.to_jax(described, copy=False)
-        array = tb.to_jax(described)
-        # What the copy reads is reused after it, and the copy stays what it was.
-        del described
-        with torch.cuda.stream(side):
-            expected = view(tensor).cpu().numpy()
-            tensor.fill_(-1)
-        assert np.array_equal(READS[read](array), expected)
-        del array
-
-
 # What compiled functions of JAX read and fill of PyTorch, and gradients through both.
 
 #: What a call raises: the first where it runs at once, the second where it runs later.

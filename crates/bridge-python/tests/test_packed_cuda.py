@@ -246,19 +246,6 @@ def test_the_sources_on_the_host_may_be_overwritten_at_once(count: int, length: 
     assert late, "the kernel is too short for this test"
 
 
-def test_the_host_does_not_wait_for_a_move_to_the_device() -> None:
-    """For a tree that fits into the staging buffers."""
-    sources = [np.ones(1000 + index, np.float32) for index in range(100)]
-    targets = [torch.zeros(source.shape, device="cuda") for source in sources]
-    tb.copy(sources, out=targets)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50 * LATE)
-        tb.copy(sources, out=targets)
-        assert not stream.query(), "the host has waited"
-    torch.cuda.synchronize()
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_tree_is_few_copies_and_few_kernels(direction: tuple[str, str]) -> None:
     sources = [torch.rand(1000 + 7 * index, device=direction[0]) for index in range(2000)]

@@ -161,28 +161,6 @@ def test_a_copier_that_is_dropped_keeps_its_table_until_it_has_run() -> None:
         del garbage
 
 
-@pytest.mark.parametrize("check", [True, False])
-def test_each_side_of_a_copier_waits_for_the_other(check: bool) -> None:
-    """Sources are written to in one stream, and targets read in another, right before and right after each call."""
-    sources = [torch.zeros(20_000 + index, device="cuda") for index in range(40)]
-    targets = [cupy.zeros(source.numel(), cupy.float32) for source in sources]
-    update = tb.copier(sources, out=targets, check=check)
-    writer, reader = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
-    for value in range(1, 1 + ROUNDS):
-        with torch.cuda.stream(writer), reader:
-            if value % 2:
-                torch.cuda._sleep(LATE)
-            torch._foreach_zero_(sources)
-            torch._foreach_add_(sources, value)
-            update()
-            # The next step of the trainer, before the copies have run.
-            torch._foreach_zero_(sources)
-            seen = [target.copy() for target in targets]
-        reader.synchronize()
-        assert all(bool((copy == value).all()) for copy in seen)
-    torch.cuda.synchronize()
-
-
 @pytest.mark.usefixtures("leaks_nothing")
 def test_the_memory_of_a_copier_is_returned_after_its_copies() -> None:
     for value in range(1, 1 + ROUNDS):
