@@ -157,58 +157,10 @@ fn view(base: &Tensor, spec: &Spec) -> candle_core::Result<Tensor> {
 pub(super) fn create(place: &Place, spec: &Spec, bytes: &[u8]) -> Result<Tensor> {
     let size = model::itemsize(spec.dtype);
     let whole = Tensor::zeros(spec.base + Spec::GRAIN / size, kind_of(spec.dtype)?, place).map_err(raised)?;
-    let skipped = padding(observe(&whole)?.address, spec.align) / size;
+    let skipped = padding(Tensors.observe(&whole)?.address, spec.align) / size;
     let base = whole.narrow(0, skipped, spec.base).map_err(raised)?;
     base.inplace_op1(&Write(bytes)).map_err(raised)?;
     view(&base, spec).map_err(raised)
-}
-
-pub(super) fn observe(tensor: &Tensor) -> Result<Observed> {
-    let (storage, layout) = tensor.storage_and_layout();
-    let (address, device) = match &*storage {
-        Storage::Cpu(storage) => (address(storage), Device::CPU),
-        #[cfg(feature = "candle-cuda")]
-        Storage::Cuda(storage) => {
-            let ordinal = storage.device.cuda_stream().context().ordinal();
-            (address_on_device(storage), Device::cuda(ordinal as i32))
-        }
-        _ => return Err(Error::new(ErrorKind::Device, "not expected")),
-    };
-    let dtype = KINDS.iter().find(|(_, kind)| *kind == tensor.dtype()).map(|(dtype, _)| *dtype);
-    let dtype = dtype.ok_or_else(|| Error::new(ErrorKind::Dtype, "not expected"))?;
-    let signed = |dims: &[usize]| dims.iter().map(|dim| *dim as i64).collect();
-    Ok(Observed {
-        dtype,
-        shape: signed(layout.dims()),
-        strides: signed(layout.stride()),
-        address: address + layout.start_offset() * model::itemsize(dtype),
-        read_only: false,
-        device,
-    })
-}
-
-/// candle's own kernel makes the elements compact, on the host: for a device it lacks some.
-pub(super) fn read(tensor: &Tensor) -> Result<Vec<u8>> {
-    if tensor.elem_count() == 0 {
-        return Ok(Vec::new());
-    }
-    let compact = tensor.to_device(&Place::Cpu).and_then(|host| host.contiguous()).map_err(raised)?;
-    let observed = observe(&compact)?;
-    let len = compact.elem_count() * model::itemsize(observed.dtype);
-    // SAFETY: the tensor keeps its compact elements, and no other thread writes to them.
-    Ok(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(observed.address), len) }.to_vec())
-}
-
-pub(super) fn write(tensor: &Tensor, bytes: &[u8]) -> Result<()> {
-    // candle writes to no view that repeats elements: of those, the last write counts.
-    let (mut view, mut bytes) = (tensor.clone(), bytes.to_vec());
-    for d in (0..tensor.dims().len()).rev().filter(|d| tensor.stride()[*d] == 0) {
-        let line = bytes.len() / view.elem_count().max(1) * view.dims()[d + 1..].iter().product::<usize>();
-        let lines = bytes.chunks_exact((line * view.dims()[d]).max(1));
-        bytes = lines.flat_map(|lines| lines[lines.len() - line..].to_vec()).collect();
-        view = view.narrow(d, 0, view.dims()[d].min(1)).and_then(|view| view.squeeze(d)).map_err(raised)?;
-    }
-    view.inplace_op1(&Write(&bytes)).map_err(raised)
 }
 
 impl HostTensors for Tensors {
@@ -223,14 +175,50 @@ impl HostTensors for Tensors {
     }
 
     fn observe(&self, tensor: &Tensor) -> Result<Observed> {
-        observe(tensor)
+        let (storage, layout) = tensor.storage_and_layout();
+        let (address, device) = match &*storage {
+            Storage::Cpu(storage) => (address(storage), Device::CPU),
+            #[cfg(feature = "candle-cuda")]
+            Storage::Cuda(storage) => {
+                let ordinal = storage.device.cuda_stream().context().ordinal();
+                (address_on_device(storage), Device::cuda(ordinal as i32))
+            }
+            _ => return Err(Error::new(ErrorKind::Device, "not expected")),
+        };
+        let dtype = KINDS.iter().find(|(_, kind)| *kind == tensor.dtype()).map(|(dtype, _)| *dtype);
+        let dtype = dtype.ok_or_else(|| Error::new(ErrorKind::Dtype, "not expected"))?;
+        let signed = |dims: &[usize]| dims.iter().map(|dim| *dim as i64).collect();
+        Ok(Observed {
+            dtype,
+            shape: signed(layout.dims()),
+            strides: signed(layout.stride()),
+            address: address + layout.start_offset() * model::itemsize(dtype),
+            read_only: false,
+            device,
+        })
     }
 
+    /// candle's own kernel makes the elements compact, on the host: for a device it lacks some.
     fn read(&self, tensor: &Tensor) -> Result<Vec<u8>> {
-        read(tensor)
+        if tensor.elem_count() == 0 {
+            return Ok(Vec::new());
+        }
+        let compact = tensor.to_device(&Place::Cpu).and_then(|host| host.contiguous()).map_err(raised)?;
+        let observed = self.observe(&compact)?;
+        let len = compact.elem_count() * model::itemsize(observed.dtype);
+        // SAFETY: the tensor keeps its compact elements, and no other thread writes to them.
+        Ok(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(observed.address), len) }.to_vec())
     }
 
     fn write(&self, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
-        write(tensor, bytes)
+        // candle writes to no view that repeats elements: of those, the last write counts.
+        let (mut view, mut bytes) = (tensor.clone(), bytes.to_vec());
+        for d in (0..tensor.dims().len()).rev().filter(|d| tensor.stride()[*d] == 0) {
+            let line = bytes.len() / view.elem_count().max(1) * view.dims()[d + 1..].iter().product::<usize>();
+            let lines = bytes.chunks_exact((line * view.dims()[d]).max(1));
+            bytes = lines.flat_map(|lines| lines[lines.len() - line..].to_vec()).collect();
+            view = view.narrow(d, 0, view.dims()[d].min(1)).and_then(|view| view.squeeze(d)).map_err(raised)?;
+        }
+        view.inplace_op1(&Write(&bytes)).map_err(raised)
     }
 }

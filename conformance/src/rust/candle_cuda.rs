@@ -1,8 +1,8 @@
 //! candle on a CUDA device under test.
 
-use super::candle::{KINDS, create, observe, raised, read, scalar, write};
+use super::candle::{KINDS, Tensors, create, raised, scalar};
 use super::in_one_stream;
-use crate::{Capabilities, Observed, Spec, Subject};
+use crate::{Capabilities, HostTensors, Observed, Spec, Subject};
 use bridge_candle::Candle;
 use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Ordering, Result};
 use candle_core::{DType as Kind, Device as Place, Tensor};
@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// candle on one CUDA device, in the one stream that it works in.
 pub struct CandleCudaSubject {
     adapter: Candle,
+    tensors: Tensors,
     place: Place,
     stream: Arc<CudaStream>,
     /// Memory that is copied to take time.
@@ -57,7 +58,7 @@ impl CandleCudaSubject {
         // SAFETY: the suite uses a tensor on one thread at a time, in the stream of the device, and its operation in
         // place writes only to elements.
         let adapter = unsafe { Candle::with_cuda(device) };
-        Ok(Self { adapter, place, stream, ballast })
+        Ok(Self { adapter, tensors: Tensors, place, stream, ballast })
     }
 }
 
@@ -81,16 +82,10 @@ impl Subject for CandleCudaSubject {
         Ok(tensor)
     }
 
-    fn observe(&self, tensor: &Tensor) -> Result<Observed> {
-        observe(tensor)
-    }
-
-    fn read(&self, tensor: &Tensor) -> Result<Vec<u8>> {
-        read(tensor)
-    }
-
-    fn write(&self, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
-        write(tensor, bytes)
+    forward! { tensors:
+        fn observe(tensor: &Tensor) -> Result<Observed>;
+        fn read(tensor: &Tensor) -> Result<Vec<u8>>;
+        fn write(tensor: &Tensor, bytes: &[u8]) -> Result<()>;
     }
 
     fn fill(&self, tensor: &mut Tensor, byte: u8) -> Result<()> {

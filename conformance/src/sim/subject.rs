@@ -76,7 +76,6 @@ impl Subject for SimFramework {
         Capabilities {
             dtypes: self.profile().dtypes.clone(),
             negative_strides: generous,
-            broadcasts: true,
             read_only: generous,
             unaligned: generous,
             defers: if generous {
@@ -87,19 +86,12 @@ impl Subject for SimFramework {
             writes: self.writes(),
             immutable: !self.writes(),
             gigabytes: self.writes(),
-            copies: true,
             parts: self.writes(),
             threads: true,
             devices: self.writes(),
             graphs: self.writes(),
-            compiles: false,
-            legacy_stream: false,
-            external_streams: true,
-            watches: false,
-            usual: false,
-            raises: false,
             imports: Some(1),
-            imports_strides: true,
+            ..Capabilities::default()
         }
     }
 
