@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from truebridge_conformance.judge.errors import DidNotBuild, NotInstalled
+from truebridge_conformance.judge.errors import JudgeError
 from truebridge_conformance.judge.suites import Suite
 
 #: What a build needs: the programs of which one must be there, and what provides it.
@@ -34,7 +34,7 @@ def extension(row: Suite, checkout: Path, built: Path | None, out: Path) -> Path
     if built is None:
         return _build(row, checkout, out)
     if not any(built.glob(f"{row.extension}.*")):
-        raise DidNotBuild(
+        raise JudgeError(
             f"{built} has no {row.extension}: pass the folder that the build of {row.project} puts it into"
         )
     return built.resolve()
@@ -46,7 +46,7 @@ def _build(row: Suite, checkout: Path, out: Path) -> Path:
     for name, (programs, advice) in TOOLS.items():
         named = os.environ.get("CXX") if name != "cmake" else None
         if not any(shutil.which(program, path=path) for program in filter(None, (named, *programs))):
-            raise NotInstalled(
+            raise JudgeError(
                 f"the tests of {row.project} import {row.extension}, which must be built, and {name} is missing: "
                 f"{advice}; or pass the folder of one that is built with --extension"
             )
@@ -65,7 +65,7 @@ def _build(row: Suite, checkout: Path, out: Path) -> Path:
         )
         if done.returncode != 0:
             lines = "\n".join(done.stdout.strip().splitlines()[-SHOWN:])
-            raise DidNotBuild(
+            raise JudgeError(
                 f"{row.extension} of {checkout} did not build (are its submodules there? "
                 f"git submodule update --init):\n{lines}"
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from truebridge_conformance.judge.errors import DidNotRun, NoDevice, NotACheckout, NotInstalled
+from truebridge_conformance.judge.errors import JudgeError
 from truebridge_conformance.judge.suites import SUITES, Suite
 
 #: The variable that names the order, a file for the plugin.
@@ -72,14 +72,14 @@ class Run:
         files = [file for file in self.row.files if (self.path / file.partition("::")[0]).is_file()]
         if not files:
             names = " or ".join(self.row.files)
-            raise NotACheckout(f"{self.path} has no {names}: pass a checkout of {self.row.project} with --path")
+            raise JudgeError(f"{self.path} has no {names}: pass a checkout of {self.row.project} with --path")
         wanted = {self.row.framework: self.row.framework, "pytest": "pytest", **self.row.needs}
         missing = [package for module, package in wanted.items() if importlib.util.find_spec(module) is None]
         if missing:
             names = " ".join(missing)
-            raise NotInstalled(f"{self.suite} needs {names}: {sys.executable} -m pip install {names}")
+            raise JudgeError(f"{self.suite} needs {names}: {sys.executable} -m pip install {names}")
         if self.row.gpu and not gpus:
-            raise NoDevice(f"{self.suite} needs a CUDA device: the driver shows none")
+            raise JudgeError(f"{self.suite} needs a CUDA device: the driver shows none")
         return [os.fspath(self.path / file) for file in files]
 
     def records(self, name: str, files: list[str], only: list[str] | None = None) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ class Run:
 
         Raises
         ------
-        DidNotRun
+        JudgeError
             There are no tests.
         """
         place = self.folder / f"{name}.jsonl"
@@ -108,7 +108,7 @@ class Run:
         records = _read(place)
         if only is None and not _tests(records):
             lines = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise DidNotRun("no test ran: " + (lines[-1] if lines else outside))
+            raise JudgeError("no test ran: " + (lines[-1] if lines else outside))
         return records
 
     def _pytest(self, name: str, files: list[str], only: list[str] | None, skip: list[str], place: Path) -> int:

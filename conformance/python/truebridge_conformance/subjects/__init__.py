@@ -100,7 +100,11 @@ class Raising(Protocol):
 
 
 class Subject(Protocol):
-    """What the suite needs of a framework. ``conformance/src/subject.rs`` documents what each method promises."""
+    """What the suite needs of a framework. ``conformance/src/subject.rs`` documents what each method promises.
+
+    Not every framework can do what has a body here. A subject that can says so in its capabilities, or by what it
+    returns.
+    """
 
     def capabilities(self) -> Capabilities:
         """Return what the framework can do on the device."""
@@ -131,30 +135,39 @@ class Subject(Protocol):
 
     def part(self, tensor: Any, start: int) -> Any:
         """Return a view of the rows from ``start`` on. Called only with the capability ``parts``."""
+        raise NotImplementedError
 
     def version(self, tensor: Any) -> int | None:
         """Return a number that is larger after each write, or ``None`` where writes are not counted."""
+        return None
 
     def use_device(self, index: int) -> int:
         """Make a device the current one. Return the one before. Called only with the capability ``devices``."""
+        raise NotImplementedError
 
     def begin_capture(self) -> Any:
         """Capture the current stream from now on. Return the graph. Called only with the capability ``graphs``."""
+        raise NotImplementedError
 
     def end_capture(self, graph: Any) -> None:
         """End the capture of the current stream into the graph."""
+        raise NotImplementedError
 
     def replay(self, graph: Any) -> None:
         """Submit the work of the graph to the current stream."""
+        raise NotImplementedError
 
     def usual(self) -> list[Usual]:
         """Return how users of the framework make tensors."""
+        return []
 
     def raising(self) -> Sequence[Raising]:
         """Return the functions that adapters call, each with the exceptions that it raises."""
+        return []
 
     def join(self, earlier: int, later: int) -> None:
         """Make a stream wait for the work that another one has now. Called only with the capability ``graphs``."""
+        raise NotImplementedError
 
     def streams(self) -> list[int]:
         """Return the handles of the streams other than the default one."""

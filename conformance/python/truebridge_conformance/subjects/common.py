@@ -12,7 +12,7 @@ import operator
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -199,38 +199,7 @@ def usual(subject: Subject) -> list[Usual]:
     ]
 
 
-class Optional:
-    """What not every framework can do. A subject that can says so in its capabilities, or by what it returns."""
-
-    def usual(self) -> list[Usual]:
-        return []
-
-    def raising(self) -> Sequence[Raising]:
-        return []
-
-    def version(self, tensor: Any) -> int | None:
-        return None
-
-    def part(self, tensor: Any, start: int) -> Any:
-        raise NotImplementedError
-
-    def use_device(self, index: int) -> int:
-        raise NotImplementedError
-
-    def begin_capture(self) -> Any:
-        raise NotImplementedError
-
-    def end_capture(self, graph: Any) -> None:
-        raise NotImplementedError
-
-    def replay(self, graph: Any) -> None:
-        raise NotImplementedError
-
-    def join(self, earlier: int, later: int) -> None:
-        raise NotImplementedError
-
-
-class SingleStream(Optional):
+class SingleStream(Subject):
     """A framework that makes no streams."""
 
     def streams(self) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
-from truebridge_conformance.subjects.common import Optional
+from truebridge_conformance.subjects import Subject
 
 #: Streams that a framework makes in addition to its default one, and that do not wait for it.
 STREAMS = 2
@@ -35,7 +35,7 @@ def destroy(stream: int) -> None:
         raise RuntimeError(f"cuStreamDestroy reports {failed}")
 
 
-class ManyStreams(Optional):
+class ManyStreams(Subject):
     """A framework that makes streams: those that it keeps for the process, and those of one case."""
 
     #: Streams of the process by handle, so that two instances use the same ones.
@@ -71,10 +71,6 @@ class ManyStreams(Optional):
     def blocking(self) -> list[Any]:
         """Make streams that wait for the legacy stream, and that stream for them."""
         return []
-
-    def join(self, earlier: int, later: int) -> None:
-        """Make a stream wait for the work that another one has now."""
-        raise NotImplementedError
 
     def keep_streams(self) -> None:
         """Make the streams that the process keeps, once."""
