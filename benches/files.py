@@ -38,9 +38,6 @@ WARM_UP = 2
 #: The least part of the speed of reading and one pinned copy, and from how many MiB on.
 PART, FROM = 0.9, 4096
 
-#: The frameworks whose versions the report names.
-FRAMEWORKS = ("torch",)
-
 
 @dataclass
 class Row:
@@ -121,7 +118,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         rows = [measure(Path(folder), size, given.rounds) for size in given.sizes]
     verdicts = judge(rows)
-    about = host.describe(*FRAMEWORKS)
+    about = host.describe("torch")
     return conclude(given.report, "bench_files", markdown(about, rows, verdicts), about, rows, verdicts)
 
 

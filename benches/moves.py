@@ -36,9 +36,6 @@ BATCH, MOST = 0.02, 200
 #: The least part of the pinned copy's speed, and from how many MiB on.
 PART, FROM = 0.9, 256
 
-#: The frameworks whose versions the report names.
-FRAMEWORKS = ("torch",)
-
 
 @dataclass
 class Row:
@@ -106,7 +103,7 @@ def main(argv: list[str]) -> int:
     given = options(argv, "moves", __doc__, 20, sizes=sizes(SIZES, "the tensors"))
     rows = measure(given.sizes, given.rounds)
     verdicts = judge(rows)
-    about = host.describe(*FRAMEWORKS)
+    about = host.describe("torch")
     return conclude(given.report, "bench_moves", markdown(about, rows, verdicts), about, rows, verdicts)
 
 

@@ -38,9 +38,6 @@ FIRST = 5
 #: The bars: microseconds of a cached ticket and of a model, and how many times faster than the other paths.
 CACHED, OF_A_MODEL, THAN_TORCH, THAN_HOST = 50.0, 2000.0, 5.0, 100.0
 
-#: The frameworks whose versions the report names.
-FRAMEWORKS = ("torch",)
-
 #: What the other process knows.
 OPENS = """
 import pickle, time, torch
@@ -125,7 +122,7 @@ def main(argv: list[str]) -> int:
         os.environ["TRUEBRIDGE_IPC"] = folder
         rows = measure(folder, given.rounds)
     verdicts = judge(rows)
-    about = host.describe(*FRAMEWORKS)
+    about = host.describe("torch")
     return conclude(given.report, "bench_processes", markdown(about, rows, verdicts), about, rows, verdicts)
 
 

@@ -49,9 +49,6 @@ OVERHEAD = 50_000
 CONFIG = bytes([0x32, 2, 0x20, 1, 0x38, 1])
 NO_GPU = b"\x0a\x07\x0a\x03GPU\x10\x00"
 
-#: The frameworks whose versions the report names.
-FRAMEWORKS = ("torch", "numpy")
-
 
 @dataclass
 class Row:
@@ -151,7 +148,7 @@ def main(argv: list[str]) -> int:
     version, folder = _core.tensorflow1_open(None)
     rows = measure(Path(folder), given.device, given.sizes, given.rounds)
     verdicts = judge(rows)
-    about = host.describe(*FRAMEWORKS)
+    about = host.describe("torch", "numpy")
     about["versions"]["tensorflow1"] = version
     return conclude(given.report, "bench_sessions", markdown(about, rows, verdicts), about, rows, verdicts)
 
