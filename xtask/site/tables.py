@@ -27,8 +27,6 @@ from truebridge_conformance.scoreboard.report import Report  # noqa: E402
 MARKED = re.compile(r"(<!-- table: ([\w ]+?) -->\n)(.*?)(?=<!-- /table -->)", re.S)
 
 #: The newest report of each bench.
-MOVES = latest("bench_moves")
-COPIES = latest("bench_copies")
 PROCESSES = latest("bench_processes")
 PIECES = latest("bench_pieces")
 STORE = latest("bench_keeper")
@@ -259,26 +257,6 @@ def newest_of(name: str) -> list[tuple[str, str]]:
     return [(path, streams) for path, streams in pairs if latest("bench", path=path, streams=streams) == name]
 
 
-def copies(links: str) -> str:
-    """Copies of strided tensors as parts of a plain copy."""
-    rows = [
-        (row["case"], *(f"{100 * row[who]:.0f} %" if row[who] else "–" for who in ("ours", "torch", "cupy")))
-        for row in report(COPIES)["rows"]
-    ]
-    return table(("part of a plain copy", "truebridge", "PyTorch", "CuPy"), rows) + sources(links, COPIES)
-
-
-def moves(links: str) -> str:
-    """Moves between the host and the device."""
-    words = {"down": "to the host", "up": "to the device"}
-    rows = [
-        (words[row["direction"]], f"{row['mib']:g} MiB", *(micro(row[who]) for who in ("ours", "pinned", "pageable")))
-        for row in report(MOVES)["rows"]
-    ]
-    head = ("move", "size", "truebridge, µs", "one pinned copy, µs", "PyTorch, pageable, µs")
-    return table(head, rows, "ll") + sources(links, MOVES)
-
-
 def processes(links: str) -> str:
     """Tensors to another process."""
     words = {"ours": "truebridge", "torch": "`torch.multiprocessing`", "host": "memory of the host"}
@@ -399,8 +377,6 @@ TABLES: dict[str, Callable[..., str]] = {
         sessions,
         orders,
         handoff,
-        copies,
-        moves,
         processes,
         pictures.picture,
         dtypes,
