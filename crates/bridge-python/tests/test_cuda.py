@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
 import time
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -314,24 +314,16 @@ def test_a_tree_on_the_host_and_on_a_device_names_what_does_not_fit() -> None:
 
 @pytest.mark.usefixtures("leaks_nothing")
 def test_threads_convert_and_drop_trees() -> None:
-    def work(failures: list[BaseException]) -> None:
-        try:
-            with cupy.cuda.Stream(non_blocking=True):
-                for value in range(30):
-                    views = tb.to_cupy([torch.full((64,), float(value), device="cuda") for _ in range(COUNT)])
-                    kept = views[:: 1 + value % 3]
-                    del views
-                    assert all(float(view.sum()) == value * 64 for view in kept)
-        except BaseException as failure:
-            failures.append(failure)
+    def work(_: int) -> None:
+        with cupy.cuda.Stream(non_blocking=True):
+            for value in range(30):
+                views = tb.to_cupy([torch.full((64,), float(value), device="cuda") for _ in range(COUNT)])
+                kept = views[:: 1 + value % 3]
+                del views
+                assert all(float(view.sum()) == value * 64 for view in kept)
 
-    failures: list[BaseException] = []
-    threads = [threading.Thread(target=work, args=(failures,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 # Views of pinned memory that PyTorch replaces, and transfers that still use it.
