@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +24,7 @@ import pytest
 import truebridge as tb
 from capsules import CPU, Producer, is_valid
 from memory import resident
+from programs import Warm
 
 scaled: Any = pytest.importorskip("scaled", reason="the bundle has it")
 
@@ -481,14 +482,27 @@ PROGRAMS = {
 IN_PLACE = "<Plan: zero copy on cuda:0>"
 
 
-def printed(name: str, *arguments: str, **settings: str) -> list[str]:
-    """Run a program, and return its lines."""
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    process = Warm("torch", "keras")
+    yield process
+    process.close()
+
+
+def printed(name: str, *arguments: str, warm: Warm | None = None, **settings: str) -> list[str]:
+    """Run a program, in a new process or where its frameworks are imported already, and return its lines."""
     if name == "frozen_service" and not os.environ.get("TRUEBRIDGE_TENSORFLOW1"):
         pytest.skip("TRUEBRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15")
-    pytest.importorskip("jax" if "jax" in name else "keras")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings}
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    if importlib.util.find_spec(framework := "jax" if "jax" in name else "keras") is None:
+        pytest.skip(f"no {framework}")
+    settings["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [str(EXAMPLES / f"{name}.py"), *arguments]
+    if warm:
+        code = f"sys.argv = {command}; runpy.run_path(sys.argv[0], run_name='__main__')"
+        done = warm.run(f"import gc, runpy, sys; gc.freeze(); {code}", **settings)
+    else:
+        command, environment = [sys.executable, *command], {**os.environ, **settings}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
     return done.stdout.splitlines()
 
@@ -502,8 +516,10 @@ def device(name: str, lines: list[str]) -> str | None:
 
 @with_tensorflow
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_gallery_the_program_runs_on_the_host(name: str) -> None:
-    lines = printed(name, CUDA_VISIBLE_DEVICES="")
+def test_gallery_the_program_runs_on_the_host(name: str, request: pytest.FixtureRequest) -> None:
+    # TensorFlow 1.15 has a process without TensorFlow 2.
+    warm = None if name == "frozen_service" else request.getfixturevalue("warm")
+    lines = printed(name, warm=warm, CUDA_VISIBLE_DEVICES="")
     assert device(name, lines) in ("cpu", "CPU", None)
     if name == "cupy_to_keras":
         assert lines[0].startswith("preprocessing in numpy")

@@ -5,11 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -358,23 +354,3 @@ def test_a_feed_stays_in_its_process() -> None:
     fed = graph.feed(torch.ones(3))
     with pytest.raises(TypeError, match="valid in its process only"):
         pickle.dumps(fed)
-
-
-def test_a_second_copy_of_the_package_is_told(tmp_path: Path) -> None:
-    copy = tmp_path / "_core.abi3.so"
-    shutil.copy(tb._core.__file__, copy)
-    code = f"""
-import importlib.util, torch, tensorflow as tf, truebridge as tb
-fed = tb.tensorflow.feed(torch.ones(3))
-spec = importlib.util.spec_from_file_location("second._core", {str(copy)!r})
-second = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(second)
-try:
-    second.tensorflow_operations()
-except tb.BridgeValueError as error:
-    assert "another copy" in str(error), error
-else:
-    raise SystemExit("no error")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 import truebridge as tb
 from programs import Warm
+from truebridge import _core
 
 torch = pytest.importorskip("torch")
 
@@ -371,6 +373,26 @@ for graph in (x, tf.compat.v1.get_variable("variable", [3])):
     else:
         raise SystemExit("no error")
 """
+    )
+
+
+def test_a_second_copy_of_the_package_is_told(run: Run, tmp_path: Path) -> None:
+    copy = shutil.copy(_core.__file__, tmp_path / "_core.abi3.so")
+    run(
+        f"""
+import importlib.util
+fed = tb.tensorflow.feed(torch.ones(3))
+spec = importlib.util.spec_from_file_location("second._core", {str(copy)!r})
+second = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(second)
+try:
+    second.tensorflow_operations()
+except tb.BridgeValueError as error:
+    assert "another copy" in str(error), error
+else:
+    raise SystemExit("no error")
+""",
+        may_complain=True,
     )
 
 
