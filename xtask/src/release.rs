@@ -20,12 +20,11 @@ pub fn dry_run() -> Result<()> {
     let tools = venv::WHEELS.ready()?;
     let out = target().join(OUT);
     empty(&out)?;
-    let mut steps = Steps(Vec::new());
-    steps.take("version", || Ok(format!("{}, in {} lines", version::CURRENT, version::agree()?)))?;
-    steps.take("addresses", addresses)?;
-    steps.take("change log", || notes(&out))?;
+    step("version", || Ok(format!("{}, in {} lines", version::CURRENT, version::agree()?)))?;
+    step("addresses", addresses)?;
+    step("change log", || notes(&out))?;
     let mut names = Vec::new();
-    steps.take("crates", || {
+    step("crates", || {
         let packages = package::packages(true)?;
         names = packages.iter().filter_map(|file| package_name(file)).collect();
         keep(&out.join("crates"), &packages)?;
@@ -34,7 +33,7 @@ pub fn dry_run() -> Result<()> {
         Ok(format!("{} packages, each built from what is in it", packages.len()))
     })?;
     let mut wheel = PathBuf::new();
-    steps.take("wheels", || {
+    step("wheels", || {
         let made = wheels::make(&tools)?;
         keep(&out.join("python"), &[made.source, made.wheel.clone()])?;
         wheel = made.wheel;
@@ -47,36 +46,25 @@ pub fn dry_run() -> Result<()> {
             Err(reason) => Ok(format!("{said}; none for aarch64: {reason}")),
         }
     })?;
-    steps.take("Pythons", || pythons(&wheel))?;
-    steps.take("C library", || c_library(&out))?;
-    steps.take("bill of materials", || {
+    step("Pythons", || pythons(&wheel))?;
+    step("C library", || c_library(&out))?;
+    step("bill of materials", || {
         let bill = bill::of(&names)?;
         let count = bill.matches("\"bom-ref\"").count();
         write(&out.join(format!("truebridge-{}.cyclonedx.json", version::CURRENT)), &bill)?;
         Ok(format!("{count} crates"))
     })?;
-    steps.take("hashes", || hashes(&out))?;
-    println!("\n{}\n{}", out.display(), steps.table());
+    step("hashes", || hashes(&out))?;
+    println!("{}", out.display());
     Ok(())
 }
 
-/// What was done: the name of a step, what it says, and its seconds.
-struct Steps(Vec<(&'static str, String, f64)>);
-
-impl Steps {
-    /// Does a step, and says that it is done.
-    fn take(&mut self, name: &'static str, step: impl FnOnce() -> Result<String>) -> Result<()> {
-        let started = Instant::now();
-        let said = step().map_err(|error| format!("{name}: {error}"))?;
-        println!("{name}: {said}");
-        self.0.push((name, said, started.elapsed().as_secs_f64()));
-        Ok(())
-    }
-
-    fn table(&self) -> String {
-        let row = |(name, said, seconds): &(&str, String, f64)| format!("{name:<18} {seconds:>6.1} s  {said}\n");
-        self.0.iter().map(row).collect()
-    }
+/// Takes a step, and prints what it says and how long it took.
+fn step(name: &str, step: impl FnOnce() -> Result<String>) -> Result<()> {
+    let started = Instant::now();
+    let said = step().map_err(|error| format!("{name}: {error}"))?;
+    println!("{name:<18} {:>6.1} s  {said}", started.elapsed().as_secs_f64());
+    Ok(())
 }
 
 /// Fields with which a package says where the project is.

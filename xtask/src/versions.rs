@@ -30,15 +30,12 @@ struct Options {
     /// Cases of each pair.
     #[arg(long, default_value_t = 200)]
     cases: u32,
-    /// Use this bundle instead of writing one.
-    #[arg(long)]
-    bundle: Option<PathBuf>,
 }
 
 /// Runs the suite for the subjects that the options name, or for all. A version that fails is a row like any other. It
 /// fails the command at its end, and so does one that this machine cannot have.
 pub fn run(options: &[String]) -> Result<()> {
-    let Options { only, cases, bundle } = Options::parse_from(options);
+    let Options { only, cases } = Options::parse_from(options);
     let environments = read(ENVIRONMENTS)?;
     let mut wanted: Vec<(&Value, Vec<String>)> = Vec::new();
     for environment in environments.as_array().into_iter().flatten() {
@@ -51,14 +48,8 @@ pub fn run(options: &[String]) -> Result<()> {
     if count == 0 {
         return Err(format!("{ENVIRONMENTS} has no {}", only.join(" and no ")));
     }
-    let bundle = match bundle {
-        Some(bundle) => bundle,
-        None => {
-            let bundle = target().join("bundle");
-            bundle::write(&bundle)?;
-            bundle
-        }
-    };
+    let bundle = target().join("bundle");
+    bundle::write(&bundle)?;
     let (mut done, mut failed) = (0, Vec::new());
     for (environment, subjects) in wanted {
         let place = target().join(format!("versions-{}", std::process::id()));
