@@ -14,20 +14,8 @@ __all__ = ["main"]
 
 #: The options that choose a bench, each the name of its module. Without one, transfers are measured.
 BENCHES = (
-    "copies",
-    "files",
-    "host-copies",
-    "store",
-    "moves",
-    "pages",
-    "pieces",
-    "processes",
-    "ray-transports",
-    "sessions",
-    "soak",
-    "training",
-    "updates",
-    "ways",
+    *("copies", "files", "host-copies", "moves", "pages", "pieces", "processes", "ray-transports", "sessions"),
+    *("soak", "store", "training", "updates", "ways"),
 )
 
 

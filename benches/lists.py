@@ -159,7 +159,6 @@ def batched(lists: Lists) -> Callable[[], Any] | None:
     about = ctypes.c_size_t(len(pairs)), attributes, ctypes.byref(first), ctypes.c_size_t(1), stream
 
     def copy() -> int:
-        code: int = call(to, from_, sizes, *about)
-        return code
+        return int(call(to, from_, sizes, *about))
 
     return copy if call is not None and copy() == 0 else None

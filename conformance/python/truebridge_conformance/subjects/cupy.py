@@ -90,8 +90,7 @@ class CuPy(Arrays, ManyStreams):
         )
 
     def address(self, array: Any) -> int:
-        start: int = array.data.ptr
-        return start
+        return int(array.data.ptr)
 
     def upload(self, memory: Any, data: Any) -> None:
         memory.set(data)
@@ -105,8 +104,7 @@ class CuPy(Arrays, ManyStreams):
         return Observed(array.dtype.name, list(array.shape), self.strides(array), self.address(array), False, device)
 
     def read(self, array: Any) -> bytes:
-        data: bytes = self.bits(array).get().tobytes()
-        return data
+        return bytes(self.bits(array).get().tobytes())
 
     def write(self, array: Any, data: bytes) -> None:
         bits = self.bits(array)
@@ -177,8 +175,7 @@ class CuPy(Arrays, ManyStreams):
         graph[0].launch(self.current())
 
     def handle(self, stream: Any) -> int:
-        handle: int = stream.ptr
-        return handle
+        return int(stream.ptr)
 
     def current(self) -> Any:
         return self.cupy.cuda.get_current_stream()
@@ -210,8 +207,7 @@ class CuPy(Arrays, ManyStreams):
         if self.pool is None:
             return None
         self.pool.free_all_blocks()
-        used: int = self.pool.used_bytes()
-        return used
+        return int(self.pool.used_bytes())
 
 
 subject: Callable[[str], Subject] = CuPy

@@ -81,8 +81,7 @@ class JAX(Unwritable):
     def read(self, tensor: Any) -> bytes:
         # JAX keeps the first host copy of an array on a GPU, and does not read the device again.
         source = self.copied(tensor) if self.cuda else tensor
-        data: bytes = self.numpy.asarray(source).tobytes()
-        return data
+        return bytes(self.numpy.asarray(source).tobytes())
 
     def fill(self, tensor: Any, byte: int) -> Any:
         # To compile a program for a shape takes 40 ms. On the host one in eight shapes has one, which may run late.

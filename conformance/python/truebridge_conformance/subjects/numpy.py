@@ -32,8 +32,7 @@ class NumPy(Arrays, SingleStream):
         )
 
     def address(self, array: Any) -> int:
-        start: int = array.__array_interface__["data"][0]
-        return start
+        return int(array.__array_interface__["data"][0])
 
     def upload(self, memory: Any, data: Any) -> None:
         memory[...] = data
@@ -51,8 +50,7 @@ class NumPy(Arrays, SingleStream):
         return Observed(array.dtype.name, list(array.shape), self.strides(array), self.address(array), read_only, "cpu")
 
     def read(self, array: Any) -> bytes:
-        data: bytes = array.tobytes()
-        return data
+        return bytes(array.tobytes())
 
     def write(self, array: Any, data: bytes) -> None:
         array[...] = self.elements(data, array)

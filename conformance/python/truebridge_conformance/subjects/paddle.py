@@ -61,8 +61,7 @@ class Paddle(SingleStream):
         return beginning(lambda length: self.allocate((length // 16 + 1) * 16), self.address, nbytes, spec.align)
 
     def address(self, tensor: Any) -> int:
-        address: int = tensor.data_ptr()
-        return address
+        return int(tensor.data_ptr())
 
     def create_unwritten(self, spec: Spec) -> Any:
         size = self.paddle.empty([], self.named[spec.dtype]).element_size()
@@ -80,8 +79,7 @@ class Paddle(SingleStream):
 
     def read(self, tensor: Any) -> bytes:
         # `numpy` copies all memory that a view is a part of.
-        data: bytes = self.bits(tensor).clone().numpy().tobytes() if tensor.size else b""
-        return data
+        return bytes(self.bits(tensor).clone().numpy().tobytes() if tensor.size else b"")
 
     def write(self, tensor: Any, data: bytes) -> None:
         if data:

@@ -80,8 +80,7 @@ class Peer(ManyStreams):
 
     def size(self, dtype: str) -> int:
         """Return the bytes of an element."""
-        size: int = self.lens.named[dtype].itemsize
-        return size
+        return int(self.lens.named[dtype].itemsize)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:

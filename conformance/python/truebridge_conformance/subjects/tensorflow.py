@@ -163,8 +163,7 @@ class TensorFlow(Unwritable):
         if self.cuda and tensor.dtype.name in self.named:
             # TensorFlow keeps the first host copy of a tensor on a GPU, and does not read the device again.
             tensor = self.snapshot(tensor, None)
-        data: bytes = tensor.numpy().tobytes()
-        return data
+        return bytes(tensor.numpy().tobytes())
 
     def fill(self, tensor: Any, byte: int) -> Any:
         dtype, shape = tensor.dtype, tensor.shape.as_list()
@@ -250,8 +249,7 @@ class TensorFlow(Unwritable):
         collect()
         if not self.cuda:
             return None
-        used: int = self.tf.config.experimental.get_memory_info(self.name)["current"]
-        return used
+        return int(self.tf.config.experimental.get_memory_info(self.name)["current"])
 
     def import_natively(self, other: Any) -> Any:
         if not hasattr(other, "__dlpack__"):
@@ -282,8 +280,7 @@ def bench(device: str) -> Bench | None:
             return tensorflow.zeros(shape(nbytes))
 
     def used() -> int:
-        current: int = tensorflow.config.experimental.get_memory_info(where)["current"]
-        return current
+        return int(tensorflow.config.experimental.get_memory_info(where)["current"])
 
     if device == "cpu":
         return Bench(make, BARS, slices=False)

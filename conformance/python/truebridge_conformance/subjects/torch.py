@@ -100,8 +100,7 @@ class Torch(ManyStreams):
         bits = self.bits(tensor.resolve_conj().resolve_neg())
         # PyTorch no longer resizes a storage of the host whose memory NumPy has seen.
         bits = bits.contiguous() if self.cuda else bits.clone(memory_format=self.torch.contiguous_format)
-        data: bytes = bits.reshape(-1).cpu().numpy().tobytes()
-        return data
+        return bytes(bits.reshape(-1).cpu().numpy().tobytes())
 
     def write(self, tensor: Any, data: bytes) -> None:
         bits = self.bits(tensor)
@@ -261,8 +260,7 @@ class Torch(ManyStreams):
         graph.replay()
 
     def handle(self, stream: Any) -> int:
-        handle: int = stream.cuda_stream
-        return handle
+        return int(stream.cuda_stream)
 
     def current(self) -> Any:
         return self.torch.cuda.current_stream(self.device)
@@ -302,8 +300,7 @@ class Torch(ManyStreams):
         self.torch.cuda.empty_cache()
         if self.pluggable is not None:
             return _conformance.plugged_in_use()
-        used: int = self.torch.cuda.memory_allocated()
-        return used
+        return int(self.torch.cuda.memory_allocated())
 
     def import_natively(self, other: Any) -> Any:
         return taken(self.torch.from_dlpack, other)
