@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,3 +82,12 @@ def aligned(array: Any) -> Any:
     copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
+
+
+def compiled(path: Path, source: str, *options: str) -> None:
+    """Compile a shared library from source text of C."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(path), *options]
+    subprocess.run(command, input=source, text=True, check=True, timeout=60)

@@ -17,9 +17,9 @@ from truebridge_conformance.others import wait_until
 KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("KILLS", 6), ("SEED", 7)))
 
 
-def started(program: str, path: str) -> subprocess.Popen[str]:
+def started(program: str, *arguments: str) -> subprocess.Popen[str]:
     """Start a program, and return it when it says that it is up."""
-    process = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     return process

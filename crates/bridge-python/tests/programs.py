@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,3 +136,9 @@ class Warm:
 
     def _path(self, name: str) -> Path:
         return Path(self._folder.name) / name
+
+
+def complaints(stderr: str) -> list[str]:
+    """The lines that are not XLA's or TensorFlow's log, some of which no setting turns off."""
+    logged = re.compile(r"WARNING: All log messages before absl|[IWE]\d{4} |To enable the following instructions|\s*$")
+    return [line for line in stderr.splitlines() if not logged.match(line)]

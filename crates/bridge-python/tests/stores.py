@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -12,10 +11,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import killed
 import truebridge as tb
-
-#: Processes that are killed in a test, and the seed of the times.
-KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("KILLS", 6), ("SEED", 7)))
 
 #: Puts a tree of equal numbers under one of three names, hands over memory in place, or publishes. What is put twice
 #: under one version would differ: the number is the time.
@@ -126,32 +123,26 @@ def store(path: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         ended(process)
 
 
-def program(code: str, path: str, seed: int) -> subprocess.Popen[str]:
-    """Start a program, and return it when it says that it is up."""
-    process = subprocess.Popen([sys.executable, "-c", code, path, str(seed)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    return process
-
-
 def at_random(path: str, words: dict[str, str]) -> None:
     """End a store, writers and readers one after the other, and start each again. At the end, nothing is left.
 
     Each ends by SIGKILL or SIGTERM.
     """
     kinds = {"writer": WRITER, "publisher": PUBLISHER, "reader": READER}
-    random, codes = Random(SEED), {name: code.format(**words) for name, code in kinds.items()}
+    random, codes = Random(killed.SEED), {name: code.format(**words) for name, code in kinds.items()}
     sides: dict[str, subprocess.Popen[Any]] = {"store": started(path)}
     try:
         for number, name in enumerate(("writer", "writer", "publisher", "reader", "reader")):
-            sides[f"{name} {number}"] = program(codes[name], path, number)
-        for kill in range(KILLS):
+            sides[f"{name} {number}"] = killed.started(codes[name], path, str(number))
+        for kill in range(killed.KILLS):
             time.sleep(random.uniform(0.02, 0.3))
             for name, process in sides.items():
                 assert process.poll() is None, f"the {name} has stopped"
             victim = random.choice(list(sides))
             ended(sides[victim], random.choice((signal.SIGKILL, signal.SIGTERM)))
-            sides[victim] = started(path) if victim == "store" else program(codes[victim.split()[0]], path, 10 + kill)
+            sides[victim] = (
+                started(path) if victim == "store" else killed.started(codes[victim.split()[0]], path, str(10 + kill))
+            )
         time.sleep(0.3)
         for name, process in sides.items():
             assert process.poll() is None, f"the {name} has stopped"

@@ -6,13 +6,12 @@ Some of the memory is of a producer whose deleter is the C library's ``free``: a
 from __future__ import annotations
 
 import itertools
-import re
 import textwrap
 from collections.abc import Iterator
 
 import pytest
 
-from programs import Warm
+from programs import Warm, complaints
 
 FRAMEWORKS = ("jax", "tensorflow", "torch")
 for framework in FRAMEWORKS:
@@ -153,12 +152,6 @@ def warm(order: tuple[str, ...]) -> Iterator[Warm]:
     process = Warm(*order)
     yield process
     process.close()
-
-
-def complaints(stderr: str) -> list[str]:
-    """The lines that are not XLA's or TensorFlow's log, some of which no setting turns off."""
-    logged = re.compile(r"WARNING: All log messages before absl|[IWE]\d{4} |To enable the following instructions|\s*$")
-    return [line for line in stderr.splitlines() if not logged.match(line)]
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,18 @@ class WithoutDType:
         raise RuntimeError("UNIMPLEMENTED: XLA type S4 has no DLPack equivalent")
 
 
-class Arrow:
-    """As an array of Arrow that does not export its elements."""
+def arrow(text: str) -> Callable[[], Any]:
+    """Convert what is as an array of Arrow that says this instead of exporting its elements."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    class Array:
+        def __dlpack__(self, **_: object) -> object:
+            raise TypeError(text)
 
-    def __dlpack__(self, **_: object) -> object:
-        raise TypeError(self.text)
+    return lambda: tb.to_torch(Array())
+
+
+#: How errors of Arrow about a data type begin.
+SPEC = "DataType is not compatible with DLPack spec: "
 
 
 def narrow() -> None:
@@ -162,6 +166,8 @@ def masked() -> Any:
 def vmapped() -> Any:
     return torch.vmap(tb.to_numpy)(torch.ones(3, 2))
 
+
+ASSIGN = "call variable.assign(truebridge.to_tensorflow(source))"
 
 #: A mistake: what the user writes, the kind of its error, and words of what to do next. Python's own have no kind.
 MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
@@ -306,38 +312,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "not_a_tensor",
         "DataFrame is not a tensor: pass x.to_numpy()",
     ),
-    "nulls of Arrow": (
-        lambda: tb.to_torch(Arrow("Can only use DLPack on arrays with no nulls.")),
-        "not_a_tensor",
-        "x.fill_null(value)",
-    ),
-    "bools of Arrow": (
-        lambda: tb.to_torch(Arrow("Bit-packed boolean data type not supported by DLPack.")),
-        "dtype",
-        'x.cast("uint8")',
-    ),
-    "lists of Arrow": (
-        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: fixed_size_list<item: float>[2]")),
-        "dtype",
-        "pass x.values",
-    ),
-    "dates of Arrow": (
-        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: date32[day]")),
-        "dtype",
-        'x.cast("int32")',
-    ),
-    "texts of Arrow": (
-        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: string, try converting")),
-        "dtype",
-        "x.dictionary_encode().indices",
-    ),
+    "nulls of Arrow": (arrow("Can only use DLPack on arrays with no nulls."), "not_a_tensor", "x.fill_null(value)"),
+    "bools of Arrow": (arrow("Bit-packed boolean data type not supported by DLPack."), "dtype", 'x.cast("uint8")'),
+    "lists of Arrow": (arrow(f"{SPEC}fixed_size_list<item: float>[2]"), "dtype", "pass x.values"),
+    "dates of Arrow": (arrow(f"{SPEC}date32[day]"), "dtype", 'x.cast("int32")'),
+    "texts of Arrow": (arrow(f"{SPEC}string, try converting"), "dtype", "x.dictionary_encode().indices"),
     "lists of several lengths of Arrow": (
-        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: list<item: int64>, try converting")),
+        arrow(f"{SPEC}list<item: int64>, try converting"),
         "dtype",
         "pass x.values and x.offsets",
     ),
     "times of Arrow": (
-        lambda: tb.to_torch(Arrow("DataType is not compatible with DLPack spec: timestamp[s], try converting")),
+        arrow(f"{SPEC}timestamp[s], try converting"),
         "dtype",
         'timestamp[s] of Arrow has no counterpart: call x.cast("int64")',
     ),
@@ -405,15 +391,11 @@ if importlib.util.find_spec("tensorflow") is not None:
             "not_a_tensor",
             "variables[0] is a str; expected tf.Variable",
         ),
-        "a variable as the target of a copy": (
-            lambda: tb.copy(ONES, out=tf.Variable(ONES)),
-            "read_only",
-            "call variable.assign(truebridge.to_tensorflow(source))",
-        ),
+        "a variable as the target of a copy": (lambda: tb.copy(ONES, out=tf.Variable(ONES)), "read_only", ASSIGN),
         "a variable of Keras as the target of a copy": (
             lambda: tb.copy(ONES, out=layer().kernel),
             "not_a_tensor",
-            "call variable.assign(truebridge.to_tensorflow(source))",
+            ASSIGN,
         ),
         "variables of Keras": (
             lambda: tb.to_torch(layer().weights),
@@ -423,7 +405,7 @@ if importlib.util.find_spec("tensorflow") is not None:
         "variables of Keras as targets": (
             lambda: tb.copy([ONES, ONES[0]], out=layer().weights),
             "not_a_tensor",
-            "call variable.assign(truebridge.to_tensorflow(source))",
+            ASSIGN,
         ),
     }
     MISTAKES["dropout in a checkpoint"] = (dropped_in_a_checkpoint, "argument", "draw them from a seed")

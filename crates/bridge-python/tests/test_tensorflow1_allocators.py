@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import random_graphs
 import truebridge as tb
-from graphs import FLOATS, HOST, aligned, line, on_host, placeholder, saved, tf, v1
+from graphs import FLOATS, HOST, aligned, compiled, line, on_host, placeholder, saved, tf, v1
 
 pytest.importorskip("torch")
 
@@ -187,16 +186,8 @@ def library(name: str, folder: Path) -> str:
         if found is None:
             pytest.skip(f"lib{name} is not installed")
         return found
-    return compiled(folder / "shim.so", SHIM, *COMPILED[name])
-
-
-def compiled(path: Path, source: str, *options: str) -> str:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    command = [compiler, "-shared", "-fPIC", "-O1", "-fno-builtin", "-w", "-x", "c", "-", "-o", str(path), *options]
-    subprocess.run(command, input=source, text=True, check=True, timeout=60)
-    return str(path)
+    compiled(folder / "shim.so", SHIM, "-O1", "-fno-builtin", "-w", *COMPILED[name])
+    return str(folder / "shim.so")
 
 
 def run(code: str, preloaded: str) -> subprocess.CompletedProcess[str]:
@@ -216,7 +207,7 @@ def test_all_functions_are_those_of_the_preloaded_allocator(name: str, tmp_path:
     package = tmp_path / "package"
     (package / "python").mkdir(parents=True)
     for library_name in ("libtensorflow_framework.so.1", "python/_pywrap_tensorflow_internal.so"):
-        compiled(package / library_name, MIXED, "-l:libstdc++.so.6", "-ldl")
+        compiled(package / library_name, MIXED, "-O1", "-fno-builtin", "-w", "-l:libstdc++.so.6", "-ldl")
     code = f"""
 import truebridge as tb
 try:

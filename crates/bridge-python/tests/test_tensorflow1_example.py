@@ -18,8 +18,6 @@ from graphs import FOLDER, HOST
 
 torch: Any = pytest.importorskip("torch")
 
-pytest.importorskip("torch")
-
 pytest.importorskip("truebridge_conformance", reason="the suite's package is in the bundle")
 
 bench: Any = pytest.importorskip("benches.sessions")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 import memory
 import truebridge as tb
 from memory import resident
+from programs import complaints
 
 torch: Any = pytest.importorskip("torch")
 cupy: Any = pytest.importorskip("cupy")
@@ -298,12 +298,6 @@ def run(code: str, **settings: str | None) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in merged.items() if value is not None}
     command = [sys.executable, "-c", SETUP + code]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
-
-
-def complaints(stderr: str) -> list[str]:
-    """The lines that are not TensorFlow's log, some of which no setting turns off."""
-    logged = re.compile(r"WARNING: All log messages before absl|[IWE]\d{4} |To enable the following instructions|\s*$")
-    return [line for line in stderr.splitlines() if not logged.match(line)]
 
 
 def test_a_device_that_tensorflow_does_not_show() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import truebridge as tb
-from programs import Warm
+from programs import Warm, complaints
 from truebridge import _core
 
 torch = pytest.importorskip("torch")
@@ -66,12 +65,6 @@ def started(code: str, *path: str) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
     assert done.returncode == 0, done.stderr
-
-
-def complaints(stderr: str) -> list[str]:
-    """The lines that are not TensorFlow's log, some of which no setting turns off."""
-    logged = re.compile(r"WARNING: All log messages before absl|[IWE]\d{4} |To enable the following instructions|\s*$")
-    return [line for line in stderr.splitlines() if not logged.match(line)]
 
 
 @pytest.mark.parametrize("owner", ["pass", "sys.keep = views", "views.append(views); sys.keep = tf.function(abs)"])
