@@ -33,40 +33,59 @@ pub struct Property {
 
 bridge_core::debug_fields!(impl[] Property: name);
 
-#[derive(Clone, Copy)]
-enum Check {
-    Subject,
-    Values,
-    Dtype,
-    Shape,
-    Identity,
-    Honesty,
-    Profile,
-    ReadOnly,
-    Aliasing,
-    Order,
-    ReleaseOrder,
-    Batch,
-    Life,
-    RoundTrip,
-    Options,
-    Chain,
-    Many,
-    Copy,
-    Elements,
-    Targets,
-    Far,
-    Huge,
-    Staging,
-    Torn,
-    Failure,
-    Threads,
-    Devices,
-    Graph,
-    Users,
-    Raises,
-    Growth,
-    Moves,
+macro_rules! checks {
+    (|$pair:ident, $case:ident, $take:ident| $($check:ident => $judged:expr,)+) => {
+        /// What judges a case of a property.
+        #[derive(Clone, Copy)]
+        enum Check { $($check),+ }
+
+        impl Property {
+            /// Judges one case with another way of importing the tensor, where the property concerns that way.
+            pub(crate) fn check_with<F, T>(
+                &self,
+                $pair: &Pair<'_, F, T>,
+                $case: &Case,
+                $take: Take<'_, F, T>,
+            ) -> Outcome {
+                match self.check { $(Check::$check => $judged,)+ }
+            }
+        }
+    };
+}
+
+checks! { |pair, case, take|
+    Subject => subject::subject(pair, case),
+    Values => contents::values(pair, case),
+    Dtype => contents::dtype(pair, case),
+    Shape => contents::shape(pair, case),
+    Identity => place::identity(pair, case),
+    Honesty => place::honesty(pair, case),
+    Profile => profile::profile(pair, case),
+    ReadOnly => place::read_only(pair, case),
+    Aliasing => place::aliasing(pair, case),
+    Order => order::order(pair, case, take),
+    ReleaseOrder => order::release_order(pair, case, take),
+    Batch => batch::batch(pair, case),
+    Life => life::life(pair, case),
+    RoundTrip => place::round_trip(pair, case),
+    Options => options::options(pair, case),
+    Chain => chain::chain(pair, case),
+    Many => many::many(pair, case),
+    Elements => elements::elements(pair, case),
+    Targets => elements::targets(pair, case),
+    Copy => copies::copy(pair, case),
+    Far => copies::far(pair, case),
+    Huge => huge::huge(pair, case),
+    Staging => copies::staging(pair, case),
+    Torn => torn::torn(pair, case),
+    Failure => failure::failure(pair, case),
+    Threads => threads::threads(pair, case),
+    Devices => device::devices(pair, case),
+    Graph => graph::graph(pair, case),
+    Users => users::users(pair, case),
+    Raises => raises::raises(pair, case),
+    Growth => growth::growth(pair, case),
+    Moves => moves::moves(pair, case),
 }
 
 /// Returns the property with this name.
@@ -98,44 +117,6 @@ impl Property {
         self.check_with(pair, case, ours)?;
         pair.from.check()?;
         Ok(pair.to.check()?)
-    }
-
-    /// Judges one case with another way of importing the tensor, where the property concerns that way.
-    pub(crate) fn check_with<F, T>(&self, pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, T>) -> Outcome {
-        match self.check {
-            Check::Subject => subject::subject(pair, case),
-            Check::Values => contents::values(pair, case),
-            Check::Dtype => contents::dtype(pair, case),
-            Check::Shape => contents::shape(pair, case),
-            Check::Identity => place::identity(pair, case),
-            Check::Honesty => place::honesty(pair, case),
-            Check::Profile => profile::profile(pair, case),
-            Check::ReadOnly => place::read_only(pair, case),
-            Check::Aliasing => place::aliasing(pair, case),
-            Check::Order => order::order(pair, case, take),
-            Check::ReleaseOrder => order::release_order(pair, case, take),
-            Check::Batch => batch::batch(pair, case),
-            Check::Life => life::life(pair, case),
-            Check::RoundTrip => place::round_trip(pair, case),
-            Check::Options => options::options(pair, case),
-            Check::Chain => chain::chain(pair, case),
-            Check::Many => many::many(pair, case),
-            Check::Elements => elements::elements(pair, case),
-            Check::Targets => elements::targets(pair, case),
-            Check::Copy => copies::copy(pair, case),
-            Check::Far => copies::far(pair, case),
-            Check::Huge => huge::huge(pair, case),
-            Check::Staging => copies::staging(pair, case),
-            Check::Torn => torn::torn(pair, case),
-            Check::Failure => failure::failure(pair, case),
-            Check::Threads => threads::threads(pair, case),
-            Check::Devices => device::devices(pair, case),
-            Check::Graph => graph::graph(pair, case),
-            Check::Users => users::users(pair, case),
-            Check::Raises => raises::raises(pair, case),
-            Check::Growth => growth::growth(pair, case),
-            Check::Moves => moves::moves(pair, case),
-        }
     }
 }
 
