@@ -26,8 +26,9 @@ const PYTHON: [&str; 8] = [
 /// The package that is built by itself, because no feature of its dependencies may bring Python in.
 const C_INTERFACE: [&str; 2] = ["-p", "truebridge-capi"];
 
-/// The package whose features users choose: tested with all of them that link here.
-const FACADE: [&str; 2] = ["-p", "truebridge"];
+/// The packages that `cargo test` and the suite over the adapters for Rust choose. Cargo gives a dependency the features
+/// that the chosen packages want: if the suite chose only its own, candle and all that it needs would be built again.
+const LIKE_THE_WORKSPACE: [&str; 3] = ["--workspace", "--exclude", "truebridge-capi"];
 
 /// The tests that link libtorch: the adapter for `tch`, and the suite over it, also with TensorFlow in the process.
 const TCH: [&str; 13] = [
@@ -51,12 +52,13 @@ const TCH: [&str; 13] = [
 /// pytest, which names what it skips, and prints the stacks of all threads where a test takes longer than any does.
 const PYTEST: [&str; 5] = ["pytest", "-q", "-rs", "-o", "faulthandler_timeout=600"];
 
-/// The suite over the adapters for Rust that link nothing.
+/// The suite over the adapters for Rust that link nothing. The package left out has a test of the same name.
 const HOST: [&str; 14] = [
-    "--package",
-    "truebridge-conformance",
+    "--exclude",
+    "truebridge-ipc",
     "--features",
-    "candle,cudarc,ndarray,ort,planted,processes",
+    "truebridge-conformance/candle,truebridge-conformance/cudarc,truebridge-conformance/ndarray,\
+     truebridge-conformance/ort,truebridge-conformance/planted,truebridge-conformance/processes",
     "--test",
     "host",
     "--test",
@@ -205,22 +207,20 @@ fn rust_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     vec![
         (
             "cargo test",
-            with_tensorflow1(rust(&[
-                &["test", "--workspace", "--exclude", "truebridge-capi", "--quiet"],
-                &["-F", "truebridge-conformance/runner"],
-            ]))
-            .map(|step| with_onnxruntime(step, python)),
+            features::linked()
+                .and_then(|of_the_facade| {
+                    let features = ["--features", "truebridge-conformance/runner", "--features", &of_the_facade];
+                    with_tensorflow1(rust(&[&["test", "--quiet"], &LIKE_THE_WORKSPACE, &features]))
+                })
+                .map(|step| with_onnxruntime(step, python)),
         ),
-        ("cargo test, the facade", {
-            features::linked().and_then(|features| rust(&[&["test", "--quiet", "--features", &features], &FACADE]))
-        }),
         (
             "cargo test, tch",
             with_tensorflow1(rust(&[&["test", "--quiet"], &TCH])).map(|step| with_libtorch(step, python)),
         ),
         (
             "cargo test, candle and ort in the suite",
-            rust(&[&["test", "--quiet"], &HOST]).map(|step| with_onnxruntime(step, python)),
+            rust(&[&["test", "--quiet"], &LIKE_THE_WORKSPACE, &HOST]).map(|step| with_onnxruntime(step, python)),
         ),
         ("cargo test, an adapter from outside", { rust(&[&["test", "--quiet"], &OUTSIDE]) }),
         ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),

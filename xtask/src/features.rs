@@ -14,6 +14,9 @@ const DOC_ONLY: &str = "doc-only";
 /// The feature that links CUDA's libraries. Without a toolkit it is type-checked only.
 const TOOLKIT: &str = "candle-cuda";
 
+/// The feature that links libtorch.
+const LIBTORCH: &str = "torch";
+
 /// All that the facade is made of without a feature.
 const CORE: [&str; 10] = [
     "proc-macro2",
@@ -118,11 +121,12 @@ fn features() -> Result<Vec<String>> {
     Ok(listed.split(',').filter(|feature| *feature != DOC_ONLY).map(String::from).collect())
 }
 
-/// Returns the features with which the facade links here, for the option of cargo.
+/// Returns the features with which the facade links without libtorch and a toolkit, for the option of cargo. What the
+/// feature `torch` adds is a module that only names another crate.
 pub fn linked() -> Result<String> {
     let features = features()?;
-    let linked = features.iter().map(String::as_str).filter(|feature| *feature != TOOLKIT);
-    Ok(linked.chain([DOC_ONLY]).collect::<Vec<_>>().join(","))
+    let linked = features.iter().filter(|feature| ![TOOLKIT, LIBTORCH].contains(&feature.as_str()));
+    Ok(linked.map(|feature| format!("{FACADE}/{feature}")).collect::<Vec<_>>().join(","))
 }
 
 /// The feature for modules of Python.
