@@ -41,6 +41,30 @@ def sending(framework: str) -> Any:
     return call
 
 
+def let_nixl_sleep() -> None:
+    """Let the thread of NIXL, which polls without end and keeps a core busy, sleep for a millisecond between."""
+    from ray.experimental.rdt.nixl_tensor_transport import NixlTensorTransport
+
+    made = NixlTensorTransport._make_nixl_agent
+
+    def make(self: Any, backend: str) -> Any:
+        from nixl import _bindings
+
+        config = _bindings.nixlAgentConfig
+
+        class Sleeping(config):  # type: ignore[misc, valid-type]
+            # NIXL sets it to 0 for every agent.
+            pthrDelay = property(lambda self: 1000, lambda self, _: config.pthrDelay.__set__(self, 1000))  # noqa: N815
+
+        _bindings.nixlAgentConfig = Sleeping
+        try:
+            return made(self, backend)
+        finally:
+            _bindings.nixlAgentConfig = config
+
+    NixlTensorTransport._make_nixl_agent = make
+
+
 class Actor:
     """Runs the functions that it receives, returns their results by a transport, and keeps some."""
 
@@ -49,6 +73,7 @@ class Actor:
     def __init__(self) -> None:
         # Also where Ray starts the actor again.
         tb.ray.register()
+        let_nixl_sleep()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(self, *args)
@@ -123,6 +148,7 @@ def started(folder: Any, *modules: str, **options: Any) -> Iterator[Cluster]:
     # What it logs has a traceback, which keeps references as long as pytest keeps the log.
     patch.setattr(logging.getLogger("ray._private.serialization"), "disabled", True)
     _core.ipc_close()
+    let_nixl_sleep()
     cluster = Cluster(**options)
     yield cluster
     cluster.close()
