@@ -25,7 +25,7 @@ from truebridge.autograd import jax_function, tf_function, torch_function  # noq
 
 jnp = jax.numpy
 
-#: Functions that libraries spell in their own way.
+#: Functions whose names differ between the libraries.
 SAME = {
     "tensorflow": SimpleNamespace(
         **{**vars(tf.math), "sum": tf.reduce_sum, "take": tf.gather, "reshape": tf.reshape, "ones": tf.ones}

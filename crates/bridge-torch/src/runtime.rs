@@ -85,11 +85,14 @@ impl Runtime {
             let parameter: Bound<'_, PyType> = nn.getattr("Parameter")?.cast_into()?;
             let uninitialized = nn.getattr("parameter")?.getattr("UninitializedTensorMixin")?.unbind();
             let dispatch = tensor.getattr("__torch_dispatch__")?.unbind();
-            // Not `is_available`, which starts the driver: a child that is forked then could not use CUDA.
-            let gpus: usize = torch.getattr("cuda")?.call_method0("device_count")?.extract()?;
+            let cuda = torch.getattr("cuda")?;
+            // Not `is_available`, which starts the driver: a child that is forked then could not use CUDA. Where the
+            // driver has been started, there is a device, and counting devices takes milliseconds.
+            let has_gpus = cuda.call_method0("is_initialized")?.is_truthy()?
+                || cuda.call_method0("device_count")?.extract::<usize>()? > 0;
             let [int8, uint8] = BYTES.map(|byte| torch.getattr(byte.to_string().as_str()));
             let bytes = [int8?.unbind(), uint8?.unbind()];
-            Ok((tensor.unbind(), parameter.unbind(), dispatch, uninitialized, bytes, gpus > 0))
+            Ok((tensor.unbind(), parameter.unbind(), dispatch, uninitialized, bytes, has_gpus))
         };
         let (tensor, parameter, dispatch, uninitialized, bytes, cuda) = look_up().map_err(|e| raised(py, e))?;
         let mut devices = vec![DeviceKind::CPU];
@@ -178,7 +181,8 @@ fn dtypes(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange) -> PyResult<Vec<
 }
 
 fn converts(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange, dtype: DType) -> PyResult<bool> {
-    let dtype = torch.getattr(dtype.to_string().as_str())?;
+    // To judge an exception takes as long as all other answers together.
+    let Some(dtype) = torch.getattr_opt(dtype.to_string().as_str())? else { return Ok(false) };
     // The user may have set another default device.
     let on_the_host = [("dtype", torch.getattr("uint8")?), ("device", "cpu".into_pyobject(torch.py())?.into_any())];
     let bytes = torch.call_method("empty", (16,), Some(&on_the_host.into_py_dict(torch.py())?))?;
