@@ -31,7 +31,8 @@ const C_INTERFACE: [&str; 2] = ["-p", "truebridge-capi"];
 const LIKE_THE_WORKSPACE: [&str; 3] = ["--workspace", "--exclude", "truebridge-capi"];
 
 /// The tests that link libtorch: the adapter for `tch`, and the suite over it, also with TensorFlow in the process.
-const TCH: [&str; 13] = [
+/// The suite's own tests of its simulated device are in `cargo test`, and would take longer than all others here.
+const TCH: [&str; 18] = [
     "--package",
     "truebridge-torch",
     "--package",
@@ -47,6 +48,11 @@ const TCH: [&str; 13] = [
     "rust",
     "--test",
     "tensorflow",
+    "--",
+    "--skip",
+    "sim::faults::",
+    "--skip",
+    "properties::least::",
 ];
 
 /// pytest, which names what it skips, and prints the stacks of all threads where a test takes longer than any does.
