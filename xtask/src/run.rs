@@ -90,7 +90,7 @@ pub fn needs(mut call: Command, tool: &str, how: &str) -> Result<()> {
     ask(&mut call).map(drop).ok_or_else(|| format!("{tool} is not installed: {how}"))
 }
 
-/// Returns an error where there is no nightly toolchain.
+/// Returns an error unless a nightly toolchain is installed.
 pub fn needs_nightly() -> Result<()> {
     needs(program("cargo", &["+nightly", "--version"]), "a nightly toolchain", "rustup toolchain install nightly")
 }

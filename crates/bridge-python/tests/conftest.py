@@ -93,7 +93,7 @@ def beside_torch() -> Iterator[Warm]:
 
 @pytest.fixture
 def program(beside_torch: Warm) -> Callable[[str], subprocess.CompletedProcess[str]]:
-    """Run a program beside NumPy and PyTorch, of which the exit is not tested."""
+    """Return a function that runs a program, whose exit is not tested, where NumPy and PyTorch are imported."""
     return functools.partial(beside_torch.run, frozen=True)
 
 

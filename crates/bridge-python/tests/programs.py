@@ -45,8 +45,6 @@ def next_program():
 def begin(program):
     if program["frozen"]:
         gc.freeze()
-    if program["frozen"]:
-        gc.freeze()
     for number, path in enumerate([os.devnull, program["stdout"], program["stderr"]]):
         file = os.open(path, os.O_RDWR)
         os.dup2(file, number)

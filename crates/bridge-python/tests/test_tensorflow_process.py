@@ -25,7 +25,7 @@ import sys
 sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
 import gc, threading, time, warnings, numpy, tensorflow as tf, torch, truebridge as tb
 warnings.simplefilter("ignore", tb.ImmutableWarning)
-# The frameworks hold hundreds of thousands of objects, which are no garbage.
+# The frameworks hold hundreds of thousands of objects that stay.
 gc.freeze()
 
 def settle():
