@@ -269,6 +269,21 @@ def test_parameters_of_pytorch_inside_a_function_of_tensorflow_are_trained() -> 
         assert outer(torch.ones(1)).shape == (1,)
 
 
+@pytest.mark.parametrize("then", [lambda y: y, lambda y: 2 * y])
+def test_the_gradient_of_a_parameter_shares_no_memory(then: Any) -> None:
+    # PyTorch makes both of views of one tensor: of what it is handed, or of what it has made.
+    constant, x = tf.ones([20_000]), tf.Variable(tf.zeros([20_000]))
+    parameters = [torch.nn.Parameter(torch.zeros(200, 100)) for _ in range(2)]
+    function = tf_function(lambda x: then(parameters[0].reshape(-1) + parameters[1].reshape(-1)) + x)
+    with tf.GradientTape() as tape:
+        y = function(x)
+    tape.gradient(y, x, output_gradients=constant)
+    for number, parameter in enumerate(parameters):
+        parameter.grad.fill_(7 + number)
+    assert [parameter.grad.max() for parameter in parameters] == [7, 8]
+    assert constant.numpy().max() == 1
+
+
 def test_parameters_are_not_replaced() -> None:
     variable = tf.Variable([1.0, 2.0])
     module = torch_function(lambda x: x * variable, variables=[variable])
