@@ -1,7 +1,6 @@
 //! The memory of the simulated device, and the checker of races on it.
 
 use super::clock::Clock;
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A read or a write of a range of addresses.
@@ -32,16 +31,18 @@ struct Past {
 /// One block of physical memory. It outlives its owners: an allocator reuses it.
 #[derive(Debug)]
 struct Block {
+    address: usize,
     data: Vec<u8>,
     owned: bool,
     past: Vec<Past>,
 }
 
-/// All blocks, by their address.
+/// All blocks, in the order of their addresses.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    blocks: BTreeMap<usize, Block>,
-    end: usize,
+    blocks: Vec<Block>,
+    /// The index of the block that was found last: the next access is nearly always to the same one.
+    last: usize,
 }
 
 /// Blocks begin at multiples of this many bytes, like those of real allocators.
@@ -54,28 +55,32 @@ impl Memory {
     /// Makes a block of `len` bytes of garbage.
     pub(super) fn reserve(&mut self, len: usize) -> usize {
         // A gap on either side: an access past the end hits no block.
-        let address = self.end + 2 * GRAIN;
-        self.end = address + len.next_multiple_of(GRAIN);
+        let end = self.blocks.last().map_or(0, |block| block.address + block.data.len().next_multiple_of(GRAIN));
+        let address = end + 2 * GRAIN;
         // The system makes pages of zeros when they are first used, so that gigabytes cost nothing.
         let garbage = if len < LARGE { 0xcd } else { 0 };
-        self.blocks.insert(address, Block { data: vec![garbage; len], owned: true, past: Vec::new() });
+        self.blocks.push(Block { address, data: vec![garbage; len], owned: true, past: Vec::new() });
         address
     }
 
     /// Sets whether the block at `address` is owned. Returns whether it was.
     pub(super) fn own(&mut self, address: usize, owned: bool) -> bool {
-        self.blocks.get_mut(&address).is_some_and(|block| std::mem::replace(&mut block.owned, owned))
+        self.block(&(address..address)).is_some_and(|block| std::mem::replace(&mut block.owned, owned))
     }
 
-    fn block(&mut self, bytes: &Range<usize>) -> Option<(usize, &mut Block)> {
-        let (start, block) = self.blocks.range_mut(..=bytes.start).next_back()?;
-        (bytes.end - start <= block.data.len()).then_some((*start, block))
+    /// Returns the block in which these bytes lie.
+    fn block(&mut self, bytes: &Range<usize>) -> Option<&mut Block> {
+        let holds = |block: &Block| block.address <= bytes.start && bytes.end <= block.address + block.data.len();
+        if !self.blocks.get(self.last).is_some_and(holds) {
+            self.last = self.blocks.partition_point(|block| block.address <= bytes.start).checked_sub(1)?;
+        }
+        self.blocks.get_mut(self.last).filter(|block| holds(block))
     }
 
     /// Returns the bytes at these addresses, if they lie in one block.
     pub(super) fn bytes(&mut self, bytes: Range<usize>) -> Option<&mut [u8]> {
-        let (start, block) = self.block(&bytes)?;
-        Some(&mut block.data[bytes.start - start..bytes.end - start])
+        let block = self.block(&bytes)?;
+        Some(&mut block.data[bytes.start - block.address..bytes.end - block.address])
     }
 
     /// Judges an access by the `tick`-th piece of work of `stream`, whose past is `clock`, and records it.
@@ -85,7 +90,7 @@ impl Memory {
             return Ok(());
         }
         let what = if *writes { "write" } else { "read" };
-        let Some((_, block)) = self.block(bytes) else {
+        let Some(block) = self.block(bytes) else {
             return Err(format!("a {what} of {bytes:x?} outside any block"));
         };
         if !block.owned {
@@ -115,6 +120,6 @@ impl Memory {
 
     /// Forgets every access: all lie in the past of all later work.
     pub(super) fn forget_past(&mut self) {
-        self.blocks.values_mut().for_each(|block| block.past.clear());
+        self.blocks.iter_mut().for_each(|block| block.past.clear());
     }
 }

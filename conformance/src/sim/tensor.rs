@@ -70,28 +70,20 @@ impl View {
         Ok(Access::write(self.bytes()?))
     }
 
-    /// Returns the addresses of the elements, in row-major order.
-    fn addresses(&self) -> impl Iterator<Item = usize> {
-        let (address, itemsize) = (self.address, model::itemsize(self.dtype) as i64);
-        let places = model::places(&self.shape, &self.strides);
-        places.into_iter().map(move |place| (address as i64 + place * itemsize) as usize)
-    }
-
-    fn is_one_piece(&self) -> bool {
-        self.strides == model::row_major(&self.shape)
+    /// Returns the addresses of the runs of elements that lie one after another, in row-major order, and the bytes of a
+    /// run.
+    fn runs(&self) -> (impl Iterator<Item = usize>, usize) {
+        let (address, size) = (self.address, model::itemsize(self.dtype));
+        let (places, len) = model::runs(&self.shape, &self.strides);
+        (places.into_iter().map(move |place| (address as i64 + place * size as i64) as usize), len * size)
     }
 
     /// Returns the elements, with deferred operations applied. Empty outside any block, which the checker reports.
     pub(super) fn gather(&self, memory: &mut Memory) -> Vec<u8> {
-        let size = model::itemsize(self.dtype);
-        let len = model::numel(&self.shape) * size;
-        let mut bytes = Vec::with_capacity(len);
-        if len > 0 && self.is_one_piece() {
-            bytes.extend_from_slice(memory.bytes(self.address..self.address + len).unwrap_or_default());
-        } else {
-            for at in self.addresses() {
-                bytes.extend_from_slice(memory.bytes(at..at + size).unwrap_or_default());
-            }
+        let mut bytes = Vec::with_capacity(model::numel(&self.shape) * model::itemsize(self.dtype));
+        let (runs, len) = self.runs();
+        for at in runs {
+            bytes.extend_from_slice(memory.bytes(at..at + len).unwrap_or_default());
         }
         model::resolve(self.dtype, self.pending, &mut bytes);
         bytes
@@ -99,16 +91,10 @@ impl View {
 
     /// Overwrites the elements.
     pub(super) fn scatter(&self, memory: &mut Memory, elements: &[u8]) {
-        let size = model::itemsize(self.dtype);
-        if self.is_one_piece() {
-            if let Some(bytes) = memory.bytes(self.address..self.address + elements.len()) {
-                bytes.copy_from_slice(elements);
-            }
-            return;
-        }
-        for (at, element) in self.addresses().zip(elements.chunks(size)) {
-            if let Some(bytes) = memory.bytes(at..at + size) {
-                bytes.copy_from_slice(element);
+        let (runs, len) = self.runs();
+        for (at, run) in runs.zip(elements.chunks(len.max(1))) {
+            if let Some(bytes) = memory.bytes(at..at + run.len()) {
+                bytes.copy_from_slice(run);
             }
         }
     }
