@@ -68,20 +68,34 @@ def check(facts: dict[str, str], device: str) -> None:
     assert float(facts["difference"]) < 1e-6
 
 
-#: What ``cargo xtask setup`` has fetched.
-FETCHED = EXAMPLES.parent / "target/tensorflow1/tensorflow_core"
-
-
-@pytest.mark.parametrize("named_by", ["environment", "argument", "setup"])
-def test_a_frozen_model_serves_on_the_host(named_by: str) -> None:
-    if named_by == "setup" and not FETCHED.is_dir():
-        pytest.skip("cargo xtask setup has not fetched TensorFlow 1.15 into target/")
-    argument, variable = {"environment": ([], FOLDER), "argument": ([FOLDER], "/nowhere"), "setup": ([], "")}[named_by]
-    command = [sys.executable, str(EXAMPLES / "frozen_model.py"), "--device=cpu", *argument]
-    facts = printed(command, PYTHONPATH=os.pathsep.join(sys.path), TRUEBRIDGE_TENSORFLOW1=variable)
+def test_a_frozen_model_serves_on_the_host() -> None:
+    command = [sys.executable, str(EXAMPLES / "frozen_model.py"), "--device=cpu"]
+    facts = printed(command, PYTHONPATH=os.pathsep.join(sys.path), TRUEBRIDGE_TENSORFLOW1=FOLDER)
     check(facts, "cpu")
     assert facts["trainer"].startswith("2.")
     assert "results where TensorFlow has them: True" in facts["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "folder"),
+    [(["/named"], "/other", "/named"), ([], "/other", None), ([], "", "/")],
+)
+def test_an_argument_the_variable_or_the_setup_names_tensorflow(
+    arguments: list[str], variable: str, folder: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session looks at the variable where the example names no folder."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import frozen_model
+
+    served: list[str | None] = []
+    monkeypatch.setattr(frozen_model, "FETCHED", Path("/"))
+    monkeypatch.setattr(frozen_model, "train", lambda: None)
+    monkeypatch.setattr(frozen_model, "report", lambda model: None)
+    monkeypatch.setattr(frozen_model, "serve", lambda model, folder, device: served.append(folder))
+    monkeypatch.setattr(sys, "argv", ["frozen_model.py", "--device=cpu", *arguments])
+    monkeypatch.setenv("TRUEBRIDGE_TENSORFLOW1", variable)
+    frozen_model.main()
+    assert served == [folder]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
