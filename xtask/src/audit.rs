@@ -1,6 +1,6 @@
 //! What takes longer than the tests, or needs a nightly toolchain or another tool, one line a step.
 
-use crate::check::{Step, itself, run_lanes, with};
+use crate::check::{Step, itself, run_steps, with};
 use crate::run::{Result, ask, at, cargo, needs, needs_nightly, program, target};
 use crate::{api, features, venv};
 use std::fs;
@@ -87,7 +87,7 @@ const MUTANTS: [Mutants; 7] = [
 /// Runs every step, or names the reason why it is left out.
 pub fn all() -> Result<ExitCode> {
     let python = venv::MAIN.ready()?;
-    Ok(run_lanes([steps(&python)]))
+    Ok(run_steps(steps(&python)))
 }
 
 fn steps(python: &Path) -> Vec<Step> {

@@ -4,8 +4,10 @@ use crate::run::{Result, ask, cargo, program, target};
 use crate::{features, tensorflow1, venv};
 use clap::ValueEnum;
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Instant;
 
 /// The oldest Rust that the workspace builds with (`rust-version` in Cargo.toml).
@@ -26,26 +28,36 @@ const PYTHON: [&str; 8] = [
 /// The package that is built by itself, because no feature of its dependencies may bring Python in.
 const C_INTERFACE: [&str; 2] = ["-p", "truebridge-capi"];
 
-/// The packages that `cargo test` and the suite over the adapters for Rust choose. Cargo gives a dependency the features
-/// that the chosen packages want: if the suite chose only its own, candle and all that it needs would be built again.
-const LIKE_THE_WORKSPACE: [&str; 3] = ["--workspace", "--exclude", "truebridge-capi"];
+/// The packages that `cargo test` chooses.
+const WITH_PYTHON: [&str; 3] = ["--workspace", "--exclude", "truebridge-capi"];
 
-/// The tests that link libtorch: the adapter for `tch`, and the suite over it, also with TensorFlow in the process.
-/// The suite's own tests of its simulated device are in `cargo test`, and would take longer than all others here.
-const TCH: [&str; 18] = [
+/// The adapter for `tch`, and the suite over the adapters for Rust. The suite's own tests of its simulated device are in
+/// `cargo test`, and would take longer than all others here. Cargo gives a dependency the features that the chosen
+/// packages want: those of `processes` and `ort` are the ones in `cargo test`, so that candle is not built again.
+const SUITE: [&str; 28] = [
     "--package",
     "truebridge-torch",
     "--package",
     "truebridge-conformance",
     "--features",
     "truebridge-torch/tch,truebridge-conformance/candle,truebridge-conformance/cudarc,\
-     truebridge-conformance/ndarray,truebridge-conformance/planted,truebridge-conformance/tch,\
-     truebridge-conformance/tensorflow",
+     truebridge-conformance/ndarray,truebridge-conformance/ort,truebridge-conformance/planted,\
+     truebridge-conformance/processes,truebridge-conformance/tch,truebridge-conformance/tensorflow",
     "--lib",
     "--test",
-    "tch*",
+    "host",
+    "--test",
+    "matrices",
+    "--test",
+    "ort_cuda",
+    "--test",
+    "*planted",
+    "--test",
+    "processes",
     "--test",
     "rust",
+    "--test",
+    "tch*",
     "--test",
     "tensorflow",
     "--",
@@ -57,25 +69,6 @@ const TCH: [&str; 18] = [
 
 /// pytest, which names what it skips, and prints the stacks of all threads where a test takes longer than any does.
 const PYTEST: [&str; 5] = ["pytest", "-q", "-rs", "-o", "faulthandler_timeout=600"];
-
-/// The suite over the adapters for Rust that link nothing. The package left out has a test of the same name.
-const HOST: [&str; 14] = [
-    "--exclude",
-    "truebridge-ipc",
-    "--features",
-    "truebridge-conformance/candle,truebridge-conformance/cudarc,truebridge-conformance/ndarray,\
-     truebridge-conformance/ort,truebridge-conformance/planted,truebridge-conformance/processes",
-    "--test",
-    "host",
-    "--test",
-    "matrices",
-    "--test",
-    "ort_cuda",
-    "--test",
-    "planted",
-    "--test",
-    "processes",
-];
 
 /// The package of a third party, which is a separate workspace.
 const OUTSIDE: [&str; 4] = ["--manifest-path", "examples/adapter/Cargo.toml", "--target-dir", "target"];
@@ -120,37 +113,47 @@ pub enum Part {
     Python,
 }
 
-/// Runs every step of a part, or of all, in two stages: the lints need only an interpreter, so they run during the
-/// installation of what the tests need.
+/// Runs every step of a part, or of all, in two lanes side by side: cargo has a lock for each profile, so the release
+/// build of the bundle and the Python tests need not wait for the Rust tests. Those need what the setup installs, which
+/// the steps before them do without.
 pub fn run(part: Option<Part>) -> Result<ExitCode> {
-    let wants = |one| part.is_none_or(|part| part == one);
-    let mut outcomes = Vec::new();
-    if wants(Part::Lints) {
-        let python = venv::MAIN.made()?;
-        outcomes = run_all([rust_lints(&python), python_lints(&python)]);
-    }
-    if part != Some(Part::Lints) {
-        let python = venv::MAIN.ready()?;
-        let tensorflow1 = tensorflow1::folder_if_any(&python);
-        let rust = wants(Part::Rust).then(|| rust_tests(&python, tensorflow1.as_deref()));
-        let tests = wants(Part::Python).then(|| python_tests(&python, tensorflow1.as_deref()));
-        outcomes.extend(run_all([rust, tests].map(Option::unwrap_or_default)));
-    }
+    let wants = move |one| part.is_none_or(|part| part == one);
+    let python = &venv::MAIN.made()?;
+    let (set_up, is_set_up) = mpsc::channel::<Option<PathBuf>>();
+    let of_rust = move || {
+        let mut outcomes = run_all(if wants(Part::Lints) { rust_lints(python) } else { Vec::new() });
+        if wants(Part::Rust) {
+            outcomes.extend(run_all(rust_checks(python)));
+            let tensorflow1 = is_set_up.recv().expect("the other lane sends it");
+            outcomes.extend(run_all(rust_tests(python, tensorflow1.as_deref())));
+        }
+        outcomes
+    };
+    let of_python = || {
+        let mut outcomes = run_all(vec![("setup", itself(&["setup".as_ref()]))]);
+        let tensorflow1 = tensorflow1::folder_if_any(python);
+        // No test of Rust waits where that part is not wanted.
+        _ = set_up.send(tensorflow1.clone());
+        outcomes.extend(run_all(if wants(Part::Lints) { python_lints(python) } else { Vec::new() }));
+        let tests = || python_tests(python, tensorflow1.as_deref());
+        outcomes.extend(run_all(if wants(Part::Python) { tests() } else { Vec::new() }));
+        outcomes
+    };
+    let outcomes = thread::scope(|scope| {
+        let of_rust = scope.spawn(of_rust);
+        [of_python(), of_rust.join().expect("a lane does not panic")].concat()
+    });
     Ok(conclude(&outcomes))
 }
 
-/// Runs every step of every lane, also after one has failed, and prints what came of them.
-pub fn run_lanes<const N: usize>(lanes: [Vec<Step>; N]) -> ExitCode {
-    conclude(&run_all(lanes))
+/// Runs these steps, and prints what came of them.
+pub fn run_steps(steps: Vec<Step>) -> ExitCode {
+    conclude(&run_all(steps))
 }
 
-/// Runs every step, also after one has failed. The lanes run side by side: cargo has a lock for each profile, so the
-/// release build of the bundle and the Python tests need not wait for the Rust tests.
-fn run_all<const N: usize>(lanes: [Vec<Step>; N]) -> Vec<(&'static str, Outcome)> {
-    std::thread::scope(|scope| {
-        let lanes = lanes.map(|steps| scope.spawn(move || steps.into_iter().map(run_step).collect::<Vec<_>>()));
-        lanes.map(|lane| lane.join().expect("a lane does not panic")).concat()
-    })
+/// Runs every step, also after one has failed.
+fn run_all(steps: Vec<Step>) -> Vec<(&'static str, Outcome)> {
+    steps.into_iter().map(run_step).collect()
 }
 
 /// Prints what came of all steps.
@@ -172,7 +175,9 @@ fn run_step((name, step): Step) -> (&'static str, Outcome) {
             println!("{name:<40} left out: {reason}");
             return (name, Outcome::LeftOut);
         }
-        Ok(Ok(output)) if output.status.success() => (Outcome::Passed, "ok", skipped(&output.stdout)),
+        Ok(Ok(output)) if output.status.success() && !(name.starts_with(TESTS) && warns(&output.stderr)) => {
+            (Outcome::Passed, "ok", skipped(&output.stdout))
+        }
         Ok(Ok(output)) => {
             let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
             (Outcome::Failed, "FAILED", text)
@@ -181,6 +186,17 @@ fn run_step((name, step): Step) -> (&'static str, Outcome) {
     };
     print!("{name:<40} {word:<6} {:>7.1} s\n{output}", started.elapsed().as_secs_f64());
     (name, outcome)
+}
+
+/// How the names of steps begin in which a warning of the compiler is a failure: they build packages with fewer features
+/// than clippy.
+const TESTS: &str = "cargo test";
+
+/// Returns whether the compiler has warned: a line such as `warning: unused import`, and below it the place.
+fn warns(errors: &[u8]) -> bool {
+    let errors = String::from_utf8_lossy(errors);
+    let lines = || errors.lines();
+    lines().zip(lines().skip(1)).any(|(one, next)| one.starts_with("warning") && next.trim_start().starts_with("--> "))
 }
 
 /// Returns the tests that a step which passed has skipped, as pytest lists them, and what the setup left out.
@@ -193,20 +209,33 @@ fn skipped(output: &[u8]) -> String {
 /// The steps of cargo that need no package of Python.
 fn rust_lints(python: &Path) -> Vec<Step> {
     let rust = |arguments: &[&[&str]]| of_cargo(python, arguments);
-    let clippy: &[&str] = &["clippy", "--workspace", "--all-targets", "--quiet"];
+    let clippy: &[&str] = &["clippy", "--all-targets", "--quiet"];
     let deny: &[&str] = &["--", "-D", "warnings"];
     vec![
         ("cargo fmt", rust(&[&["fmt", "--check"]])),
-        ("cargo clippy", rust(&[clippy, deny])),
-        ("cargo clippy, all features", rust(&[clippy, &["--all-features"], deny])),
-        ("cargo clippy, without Python", rust(&[&["clippy", "--all-targets", "--quiet"], &C_INTERFACE, deny])),
-        ("cargo clippy, an adapter from outside", rust(&[&["clippy", "--quiet", "--all-targets"], &OUTSIDE, deny])),
+        ("cargo clippy", rust(&[clippy, &["--workspace", "--all-features"], deny])),
+        ("cargo clippy, an adapter from outside", rust(&[clippy, &OUTSIDE, deny])),
         ("cargo fmt, an adapter from outside", rust(&[&["fmt", "--check"], &OUTSIDE[..2]])),
         ("cargo deny", dependencies()),
     ]
 }
 
-/// The other steps that cargo runs, in the profile for development.
+/// The other steps of cargo that need no package of Python.
+fn rust_checks(python: &Path) -> Vec<Step> {
+    let rust = |arguments: &[&[&str]]| of_cargo(python, arguments);
+    vec![
+        ("cargo doc", {
+            let doc = rust(&[&["doc", "--workspace", "--all-features", "--no-deps", "--quiet"]]);
+            doc.map(|doc| with(doc, "RUSTDOCFLAGS", "-D warnings"))
+        }),
+        ("packages", itself(&["package".as_ref()])),
+        ("cargo check, oldest Rust", oldest_rust()),
+        ("C header", itself(&["generate".as_ref(), "header".as_ref(), "--check".as_ref()])),
+        ("cargo test, an adapter from outside", rust(&[&["test", "--quiet"], &OUTSIDE])),
+    ]
+}
+
+/// The tests that use packages of Python, in the profile for development.
 fn rust_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let rust = |arguments: &[&[&str]]| of_cargo(python, arguments);
     let with_tensorflow1 = |step: Result<Command>| step.map(|step| tensorflow1::with_folder(step, tensorflow1));
@@ -216,27 +245,16 @@ fn rust_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             features::linked()
                 .and_then(|of_the_facade| {
                     let features = ["--features", "truebridge-conformance/runner", "--features", &of_the_facade];
-                    with_tensorflow1(rust(&[&["test", "--quiet"], &LIKE_THE_WORKSPACE, &features]))
+                    with_tensorflow1(rust(&[&["test", "--quiet"], &WITH_PYTHON, &features]))
                 })
                 .map(|step| with_onnxruntime(step, python)),
         ),
         (
-            "cargo test, tch",
-            with_tensorflow1(rust(&[&["test", "--quiet"], &TCH])).map(|step| with_libtorch(step, python)),
+            "cargo test, the suite over Rust",
+            with_tensorflow1(rust(&[&["test", "--quiet"], &SUITE]))
+                .map(|step| with_onnxruntime(with_libtorch(step, python), python)),
         ),
-        (
-            "cargo test, candle and ort in the suite",
-            rust(&[&["test", "--quiet"], &LIKE_THE_WORKSPACE, &HOST]).map(|step| with_onnxruntime(step, python)),
-        ),
-        ("cargo test, an adapter from outside", { rust(&[&["test", "--quiet"], &OUTSIDE]) }),
         ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
-        ("cargo doc", {
-            let doc = rust(&[&["doc", "--workspace", "--all-features", "--no-deps", "--quiet"]]);
-            doc.map(|doc| with(doc, "RUSTDOCFLAGS", "-D warnings"))
-        }),
-        ("packages", itself(&["package".as_ref()])),
-        ("cargo check, oldest Rust", oldest_rust()),
-        ("C header", itself(&["generate".as_ref(), "header".as_ref(), "--check".as_ref()])),
     ]
 }
 
@@ -245,11 +263,10 @@ fn of_cargo(python: &Path, arguments: &[&[&str]]) -> Result<Command> {
     Ok(with(cargo(&arguments.concat()), "PYO3_PYTHON", python))
 }
 
-/// The steps of Python that need no bundle, after what all tests need. The kernels are compiled by a package of Python.
+/// The steps of Python that need no bundle. The kernels are compiled by a package of Python.
 fn python_lints(python: &Path) -> Vec<Step> {
     let module = |arguments: &[&[&str]]| Ok(program(python, &[&["-m"], &arguments.concat()[..]].concat()));
     vec![
-        ("setup", itself(&["setup".as_ref()])),
         ("ruff check", module(&[&["ruff", "check"], &PYTHON])),
         ("ruff format", module(&[&["ruff", "format", "--check"], &PYTHON])),
         ("mypy", module(&[&["mypy"], &TYPED])),
@@ -266,7 +283,7 @@ fn python_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let over_bundle = |step: Command| with(tensorflow1::with_folder(step, tensorflow1), "PYTHONPATH", &bundle);
     let on_the_host = |step: Command| with(step, VISIBLE, "");
     let tests: &[&str] = &["crates/bridge-python/tests", "conformance/tests/python"];
-    let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_WORKERS)).to_string();
+    let workers = thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_WORKERS)).to_string();
     let pytest: &[&str] = &[&PYTEST[..], &["-n", &workers, "--dist", "worksteal"]].concat();
     vec![
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
@@ -337,4 +354,20 @@ fn dependencies() -> Result<Command> {
     let installed = ask(&mut cargo(&["deny", "--version"])).is_some();
     let check = || cargo(&["deny", "--all-features", "check", "bans", "licenses", "sources"]);
     installed.then(check).ok_or_else(|| "cargo-deny is not installed".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_of_the_compiler_are_told_from_those_of_tests() {
+        let of_rustc = b"\nwarning: unused import: `std::fmt`\n --> src/lib.rs:2:5\n  |\n";
+        assert!(warns(of_rustc));
+        for of_tests in
+            ["", "warning: no GPU was found\n", "error\n --> src/lib.rs:2:5", "running 1 test\nwarning: one\n"]
+        {
+            assert!(!warns(of_tests.as_bytes()), "{of_tests}");
+        }
+    }
 }
