@@ -1,7 +1,8 @@
 //! The features of the facade: what each of them brings in, and whether they fit together.
 
 use crate::run::{Result, ask, cargo, run};
-use crate::venv;
+use crate::{package, venv};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::process::Command;
 
@@ -64,8 +65,9 @@ const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
 pub fn check() -> Result<()> {
     let features = features()?;
     dependencies(&features)?;
-    let python = venv::MAIN.ready()?;
-    for set in sets(&features) {
+    let (python, published) = (venv::MAIN.ready()?, package::published()?);
+    let manifest = published.iter().find(|member| package::name(member) == FACADE).ok_or("the facade is missing")?;
+    for set in sets(&features, together(manifest)) {
         let mut command = facade(&["clippy", "--quiet", "--all-targets"], &set);
         run(command.args(["--", "-D", "warnings"]).env("PYO3_PYTHON", &python))
             .map_err(|error| format!("with the features {set:?}: {error}"))?;
@@ -103,15 +105,39 @@ fn dependencies(features: &[String]) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Returns no feature, each one, all but each one, and all of them. A single feature shows what it does not declare,
-/// all but one what the others rely on, and all whether they clash.
-fn sets(features: &[String]) -> Vec<Vec<&str>> {
+/// Returns no feature, each one, all of them, and those that have code [`together`]. A single feature shows what it does
+/// not declare, those that meet what they rely on, and all whether they clash.
+fn sets<'a>(features: &'a [String], together: Vec<BTreeSet<&'a str>>) -> Vec<Vec<&'a str>> {
     let names: Vec<&str> = features.iter().map(String::as_str).collect();
-    let without = |one: &str| names.iter().copied().filter(|name| *name != one).collect();
     let mut sets = vec![vec![], names.clone()];
     sets.extend(names.iter().map(|one| vec![*one]));
-    sets.extend(names.iter().map(|one| without(one)));
+    sets.extend(together.into_iter().map(|set| set.into_iter().collect()));
     sets
+}
+
+/// Returns the sets of features of a member that have code which none of them has alone: those that a target requires,
+/// and those where one has a feature of a crate that another one brings in (`crate?/feature`).
+fn together(member: &Value) -> Vec<BTreeSet<&str>> {
+    fn strings(list: &Value) -> impl Iterator<Item = &str> {
+        list.as_array().into_iter().flatten().filter_map(Value::as_str)
+    }
+    let features: Vec<(&str, Vec<&str>)> = member["features"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, enables)| (name.as_str(), strings(enables).collect()))
+        .collect();
+    let targets = member["targets"].as_array().into_iter().flatten();
+    let mut sets: BTreeSet<BTreeSet<&str>> =
+        targets.map(|target| strings(&target["required-features"]).collect()).collect();
+    for (one, enables) in features.iter().filter(|(name, _)| *name != DOC_ONLY) {
+        for weak in enables.iter().filter_map(|enabled| enabled.split_once("?/")) {
+            let brought = format!("dep:{}", weak.0);
+            let others = features.iter().filter(|(_, enables)| enables.contains(&brought.as_str()));
+            sets.extend(others.map(|(other, _)| BTreeSet::from([*one, *other])));
+        }
+    }
+    sets.into_iter().filter(|set| set.len() > 1).collect()
 }
 
 /// Returns the features of the facade, as cargo lists them.
@@ -163,6 +189,15 @@ mod tests {
     use super::*;
     use crate::run::{at, remove, root, target};
     use std::fs;
+
+    #[test]
+    fn features_meet_in_a_target_or_in_a_crate_that_one_brings_in() {
+        let member = serde_json::json!({
+            "features": { "a": ["x?/a"], "b": ["dep:x"], "c": ["dep:y"], DOC_ONLY: ["x?/doc"] },
+            "targets": [{ "required-features": ["c"] }, { "required-features": ["c", "a"] }, {}],
+        });
+        assert_eq!(together(&member), [BTreeSet::from(["a", "b"]), BTreeSet::from(["a", "c"])]);
+    }
 
     #[test]
     fn a_user_can_copy_the_dependencies_of_each_feature() {
