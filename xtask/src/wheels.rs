@@ -79,14 +79,14 @@ pub fn make(tools: &Path) -> Result<Made> {
     remove(&top)?;
     let (source, unpacked) = source(tools, &top)?;
     let manifest = unpacked.join(PACKAGE).join("Cargo.toml");
-    let wheel = build(tools, &manifest, &top.join(PACKAGE), &X86_64)?;
+    let wheel = build(tools, &unpacked, &manifest, &top.join(PACKAGE), &X86_64)?;
     complete(tools, &wheel)?;
-    build(tools, &root().join(EXAMPLE).join("Cargo.toml"), &top.join(EXAMPLE), &X86_64)?;
+    build(tools, &unpacked, &root().join(EXAMPLE).join("Cargo.toml"), &top.join(EXAMPLE), &X86_64)?;
     installed(&wheel, &top.join("bare"))?;
     let aarch64 = match has_target(AARCH64.target) {
         false => Err("rustup target add aarch64-unknown-linux-gnu".into()),
         true => {
-            let wheel = build(tools, &manifest, &top.join("aarch64"), &AARCH64)?;
+            let wheel = build(tools, &unpacked, &manifest, &top.join("aarch64"), &AARCH64)?;
             complete(tools, &wheel)?;
             Ok(wheel)
         }
@@ -111,8 +111,8 @@ fn source(tools: &Path, top: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((sdist, only(&unpacked)?))
 }
 
-/// Builds a wheel for a processor.
-fn build(tools: &Path, manifest: &Path, out: &Path, processor: &Processor) -> Result<PathBuf> {
+/// Builds a wheel for a processor. The source distribution is unpacked in `unpacked`.
+fn build(tools: &Path, unpacked: &Path, manifest: &Path, out: &Path, processor: &Processor) -> Result<PathBuf> {
     at(out, fs::create_dir_all(out))?;
     let place = target().join("wheels").join(bill::FILE);
     bill::of_build(tools, &place)?;
@@ -121,11 +121,12 @@ fn build(tools: &Path, manifest: &Path, out: &Path, processor: &Processor) -> Re
     build.args(["--auditwheel", "check", "--quiet", "--sbom-include"]).arg(&place);
     build.arg("--manifest-path").arg(manifest).arg("--interpreter").arg(tools).arg("--out").arg(out);
     processor.target.iter().for_each(|target| _ = build.args(["--target", target]));
-    // Messages of panics name the files of the sources. The folders above them are those of one machine.
+    // Messages of panics name the files of the sources. The folders above them are those of one machine. Each wheel has
+    // the same flags, so that cargo builds what they share once; the last prefix that fits is replaced.
     let home = cargo_home().unwrap_or_default();
-    let sources = manifest.ancestors().nth(3).unwrap_or(manifest);
     let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
-    build.env("CARGO_ENCODED_RUSTFLAGS", [remap(&home, "cargo"), remap(sources, ".")].join("\x1f"));
+    let flags = [remap(&home, "cargo"), remap(&root(), "."), remap(unpacked, ".")];
+    build.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     run(build.env("CARGO_TARGET_DIR", target()))?;
     let wheel = only(out)?;
     let name = name(&wheel);
