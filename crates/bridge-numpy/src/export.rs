@@ -55,7 +55,8 @@ impl View {
         if !runtime.is_array(array) {
             return Err(not_a_tensor("numpy", array));
         }
-        if runtime.is_masked(array) && !is_planted("numpy_mask_dropped") {
+        let is_masked = runtime.is_masked(array).map_err(|error| raised(array.py(), error))?;
+        if is_masked && !is_planted("numpy_mask_dropped") {
             let text = "other frameworks have no masks: call .filled(value) first, or pass .data and .mask apart";
             return Err(Error::new(ErrorKind::NotATensor, text));
         }

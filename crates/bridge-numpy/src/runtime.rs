@@ -8,7 +8,7 @@ use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, install
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyDict, PyType};
 use std::sync::Arc;
 
 pub(crate) struct Runtime {
@@ -22,7 +22,6 @@ pub(crate) struct Runtime {
     dlpack: Py<PyAny>,
     /// `ndarray.view`, whatever a subclass overrides.
     view: Py<PyAny>,
-    masked: Py<PyType>,
     /// Arrays without Python, where this NumPy has them.
     pub(crate) native: Option<Native>,
 }
@@ -71,7 +70,6 @@ impl Runtime {
             dlpack: array.getattr("__dlpack__")?.unbind(),
             view: array.getattr("view")?.unbind(),
             array: array.unbind(),
-            masked: numpy.getattr("ma")?.getattr("MaskedArray")?.cast_into::<PyType>()?.unbind(),
         })
     }
 
@@ -98,7 +96,16 @@ impl Runtime {
         }
     }
 
-    pub(crate) fn is_masked(&self, array: &PyTensor<'_>) -> bool {
-        !self.is_plain(array) && is_instance(array, self.masked.bind(array.py()))
+    /// Returns whether the array is a masked one. NumPy imports their module at its first use, which takes longer than all
+    /// that this adapter looks up: before that no array is masked.
+    pub(crate) fn is_masked(&self, array: &PyTensor<'_>) -> PyResult<bool> {
+        let py = array.py();
+        if self.is_plain(array) {
+            return Ok(false);
+        }
+        let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
+        let Some(module) = modules.cast::<PyDict>()?.get_item(intern!(py, "numpy.ma"))? else { return Ok(false) };
+        let masked = module.getattr_opt(intern!(py, "MaskedArray"))?;
+        Ok(masked.is_some_and(|masked| masked.cast().is_ok_and(|masked| is_instance(array, masked))))
     }
 }

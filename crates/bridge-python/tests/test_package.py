@@ -18,6 +18,7 @@ import tokenize
 import typing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import truebridge as tb
@@ -44,6 +45,16 @@ def test_the_import_takes_neither_frameworks_nor_what_is_needed_later() -> None:
         print(sorted(late & set(sys.modules)))
     """
     assert run(code) == "[]\n"
+
+
+def test_a_first_conversion_imports_no_module_of_numpy_that_is_large() -> None:
+    code = """
+        import sys, numpy, truebridge
+        truebridge.to_numpy(numpy.zeros(3)), truebridge.lend(numpy.zeros(3))
+        print("numpy.ma" in sys.modules)
+    """
+    # Before version 2 NumPy imports it itself.
+    assert run(code) == f"{np.__version__.startswith('1.')}\n"
 
 
 def test_the_import_takes_less_than_30_ms() -> None:
