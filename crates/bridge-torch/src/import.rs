@@ -40,11 +40,12 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     }
 }
 
-/// Calls `torch.empty_strided`, which aligns to 64 bytes on the host and to 512 on a device. The device is named,
-/// because the user may have set another default. With `torch.use_deterministic_algorithms`, PyTorch fills the memory
-/// first, in the same stream. `torch.jit.trace` would record the allocation, and not what is written to it.
+/// Makes a tensor by PyTorch's `empty_strided`, which aligns to 64 bytes on the host and to 512 on a device. The device is
+/// named, because the user may have set another default. `torch.jit.trace` would record the allocation, and not what is
+/// written to it.
 pub(crate) fn empty<'py>(
     py: Python<'py>,
+    runtime: &Runtime,
     device: Device,
     dtype: DType,
     shape: &[i64],
@@ -53,15 +54,24 @@ pub(crate) fn empty<'py>(
     if ![DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind) {
         return Err(Error::new(ErrorKind::CopyNeeded, format!("torch cannot allocate on {device}")));
     }
+    if device.kind == DeviceKind::CUDA {
+        runtime.start_cuda(py)?;
+    }
     let make = || {
-        let torch = py.import(intern!(py, "torch"))?;
-        if torch.getattr(intern!(py, "jit"))?.call_method0(intern!(py, "is_tracing"))?.is_truthy()? {
+        if runtime.is_tracing.bind(py).call0()?.is_truthy()? {
             return Ok(None);
         }
+        let strides = order.strides(shape);
+        if let Some(fresh) = &runtime.fresh
+            && let Some(made) = fresh.empty(py, device, dtype, shape, &strides)
+        {
+            return Ok(Some(made));
+        }
+        let torch = py.import(intern!(py, "torch"))?;
         let dtype = torch.getattr(dtype.to_string().as_str())?;
         let device = device.to_string().into_pyobject(py)?.into_any();
         let kwargs = [("dtype", dtype), ("device", device)].into_py_dict(py)?;
-        let dims = (PyTuple::new(py, shape)?, PyTuple::new(py, order.strides(shape).iter())?);
+        let dims = (PyTuple::new(py, shape)?, PyTuple::new(py, strides.iter())?);
         torch.call_method(intern!(py, "empty_strided"), dims, Some(&kwargs)).map(Some)
     };
     let made = make().map_err(|error| match is_planted("torch_raised_hidden") {

@@ -40,6 +40,8 @@ mod fingerprint;
 #[cfg(any(feature = "python", feature = "tch"))]
 mod fork;
 #[cfg(feature = "python")]
+mod fresh;
+#[cfg(feature = "python")]
 mod import;
 #[cfg(feature = "python")]
 mod keep_alive;

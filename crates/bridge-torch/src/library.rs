@@ -1,8 +1,10 @@
 //! The libraries of PyTorch in this process: their functions, and the objects that these return.
 
+use bridge_core::DType;
 use libloading::os::unix::{Library, RTLD_NOW};
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
+use std::sync::Mutex;
 
 /// `at::Tensor`: a pointer to its implementation, which PyTorch's C functions take as an `AtenTensorHandle`.
 pub(crate) type AtTensor = *mut *mut c_void;
@@ -10,22 +12,48 @@ pub(crate) type AtTensor = *mut *mut c_void;
 /// Finds a library only if it is loaded (`dlfcn.h` of Linux).
 const RTLD_NOLOAD: i32 = 4;
 
+/// The libraries that were found: to look for one takes as long as ten look-ups in it. They are never unloaded.
+static FOUND: Mutex<Vec<(&str, &'static Library)>> = Mutex::new(Vec::new());
+
+fn library(name: &'static str) -> Option<&'static Library> {
+    // Not a wait: in a child that was forked meanwhile the lock may stay locked.
+    let mut found = FOUND.try_lock();
+    let known = found.as_ref().ok().and_then(|found| found.iter().find(|(known, _)| *known == name));
+    if let Some((_, known)) = known {
+        return Some(known);
+    }
+    // SAFETY: the library is loaded already or not at all, so no code runs.
+    let library: &_ = Box::leak(Box::new(unsafe { Library::open(Some(name), RTLD_NOW | RTLD_NOLOAD) }.ok()?));
+    found.iter_mut().for_each(|found| found.push((name, library)));
+    Some(library)
+}
+
 /// Looks a function up in a library of PyTorch, if the process has loaded it.
 ///
 /// # Safety
 ///
 /// `F` is the type of the function with this name.
-pub(crate) unsafe fn function<F: Copy>(library: &str, name: &str) -> Option<F> {
-    // SAFETY: the library is loaded already or not at all, so no code runs. The signature is the caller's obligation.
-    // The library stays loaded as long as PyTorch, which Python never unloads.
-    unsafe { Library::open(Some(library), RTLD_NOW | RTLD_NOLOAD).ok()?.get::<F>(name.as_bytes()).ok().map(|f| *f) }
+pub(crate) unsafe fn function<F: Copy>(library: &'static str, name: &str) -> Option<F> {
+    // SAFETY: the signature is the caller's obligation. The library stays loaded.
+    unsafe { self::library(library)?.get::<F>(name.as_bytes()).ok().map(|f| *f) }
 }
 
 /// Returns whether the process has loaded a library.
 #[cfg(feature = "python")]
-pub(crate) fn is_loaded(library: &str) -> bool {
-    // SAFETY: as in `function`.
-    unsafe { Library::open(Some(library), RTLD_NOW | RTLD_NOLOAD) }.is_ok()
+pub(crate) fn is_loaded(library: &'static str) -> bool {
+    self::library(library).is_some()
+}
+
+/// Returns the dtypes that this version of libtorch names by functions, with the numbers that these return.
+pub(crate) fn dtypes(find: impl Fn(&str) -> Option<unsafe extern "C" fn() -> i32>) -> Vec<(DType, i32)> {
+    let number = |(dtype, name): &(DType, &str)| {
+        // Names of the newer of the two interfaces have no prefix.
+        let function =
+            [format!("aoti_torch_dtype_{name}"), format!("torch_dtype_{name}")].iter().find_map(|name| find(name))?;
+        // SAFETY: it takes nothing.
+        Some((*dtype, unsafe { function() }))
+    };
+    DType::NAMED.iter().filter_map(number).collect()
 }
 
 /// The bytes at the start of a `TensorImpl` and of a `StorageImpl` that are searched; both are longer in all versions.

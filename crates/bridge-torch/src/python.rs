@@ -93,7 +93,7 @@ unsafe impl<'py> Adapter for Torch<'py> {
     }
 
     unsafe fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
-        import::empty(self.py, device, dtype, shape, order)
+        import::empty(self.py, self.runtime, device, dtype, shape, order)
     }
 }
 

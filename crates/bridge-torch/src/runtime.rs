@@ -3,6 +3,7 @@
 use crate::allocator::Allocator;
 use crate::capsule::Capsules;
 use crate::exchange::{Borrow, Exchange, ExchangeApi};
+use crate::fresh::Fresh;
 use crate::native::{BYTES, Native};
 use crate::raised;
 use crate::refusal::NO_REAL_TENSORS;
@@ -30,6 +31,10 @@ pub(crate) struct Runtime {
     pub(crate) allocator: Allocator,
     /// Answers without Python, where this version has them.
     pub(crate) native: Option<Native>,
+    /// New tensors likewise.
+    pub(crate) fresh: Option<Fresh>,
+    /// `torch._C._is_tracing`
+    pub(crate) is_tracing: Py<PyAny>,
 }
 
 pub(crate) struct TorchConsumer {
@@ -105,6 +110,11 @@ impl Runtime {
             return Err(Error::new(ErrorKind::NotATensor, NO_REAL_TENSORS));
         }
         let native = Native::find(&torch, borrow).map_err(|e| raised(py, e))?;
+        let look_up = || -> PyResult<_> {
+            let fresh = probe(py, Fresh::find(&torch))?.flatten().filter(|_| native.is_some());
+            Ok((fresh, torch.getattr("_C")?.getattr("_is_tracing")?.unbind()))
+        };
+        let (fresh, is_tracing) = look_up().map_err(|e| raised(py, e))?;
         let profile = Profile::export_only("torch")
             .with_dtypes(dtypes)
             .with_strides(Strides::NonNegative)
@@ -114,7 +124,20 @@ impl Runtime {
             .with_private_functions(native.is_some() || allocator.calls_cxx());
         let consumer = Arc::new(TorchConsumer { exchange, views: Views::default() });
         let cuda = OnceLock::new();
-        Ok(Self { profile, consumer, tensor, parameter, dispatch, uninitialized, bytes, cuda, allocator, native })
+        Ok(Self {
+            profile,
+            consumer,
+            tensor,
+            parameter,
+            dispatch,
+            uninitialized,
+            bytes,
+            cuda,
+            allocator,
+            native,
+            fresh,
+            is_tracing,
+        })
     }
 
     pub(crate) fn is_tensor(&self, object: &PyTensor<'_>) -> bool {

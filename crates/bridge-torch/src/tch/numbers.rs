@@ -1,6 +1,7 @@
 //! The numbers by which libtorch's C functions name dtypes and devices.
 
 use super::libtorch::{Libtorch, named};
+use crate::library::dtypes;
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Result};
 
 pub(crate) struct Numbers {
@@ -16,7 +17,8 @@ impl Numbers {
         let (cpu, cuda) = unsafe { ((libtorch.device_type_cpu)(), (libtorch.device_type_cuda)()) };
         let mut kinds = vec![(DeviceKind::CPU, cpu)];
         kinds.extend(has_cuda.then_some((DeviceKind::CUDA, cuda)));
-        Self { dtypes: dtypes(), kinds }
+        // SAFETY: functions of these names take nothing and return a number (`shim.h`).
+        Self { dtypes: dtypes(|name| unsafe { named(name) }), kinds }
     }
 
     /// Returns the dtypes that this version of libtorch names.
@@ -56,17 +58,4 @@ impl Numbers {
         })?;
         Ok((number, if device.kind == DeviceKind::CPU { -1 } else { device.index }))
     }
-}
-
-/// Returns the dtypes that this version of libtorch names, with their numbers in it.
-fn dtypes() -> Vec<(DType, i32)> {
-    let number = |(dtype, name): &(DType, &str)| {
-        // Names of the newer of the two interfaces have no prefix.
-        let spelled = [format!("aoti_torch_dtype_{name}"), format!("torch_dtype_{name}")];
-        // SAFETY: functions of these names take nothing and return a number (`shim.h`).
-        let function = spelled.iter().find_map(|name| unsafe { named::<unsafe extern "C" fn() -> i32>(name) })?;
-        // SAFETY: as above.
-        Some((*dtype, unsafe { function() }))
-    };
-    DType::NAMED.iter().filter_map(number).collect()
 }
