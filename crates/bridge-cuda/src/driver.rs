@@ -166,7 +166,8 @@ pub(crate) trait Driver: Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// Both ranges are mapped, on the sides that `direction` names, until the copy has run; host memory is pinned.
+    /// Both ranges are mapped, on the sides that `direction` names, until the copy has run. Host memory is pinned, or the
+    /// stream is idle: for pageable memory the driver may wait for earlier work.
     unsafe fn copy(&self, direction: Direction, to: usize, from: usize, nbytes: usize, stream: Stream) -> Outcome<()>;
     /// Fills `nbytes` bytes of device memory in stream order.
     ///

@@ -47,6 +47,24 @@ pub trait Link: Send + Sync {
     /// Both ranges stay mapped until the work has run, and the host's range, if there is one, is pinned. `stream` is alive.
     unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, stream: Stream) -> Result<()>;
 
+    /// Copies `nbytes` bytes between any memory of the host and a CUDA device, and waits for that copy, unless work is
+    /// pending in `stream`. Returns `false`, and copies nothing, where some is, or where that is unknown, as this
+    /// default does.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges are mapped during the call. `stream` is alive, and is not being captured.
+    unsafe fn copy_at_once(
+        &self,
+        from: (Device, usize),
+        to: (Device, usize),
+        nbytes: usize,
+        stream: Stream,
+    ) -> Result<bool> {
+        let _ = (from, to, nbytes, stream);
+        Ok(false)
+    }
+
     /// Fills device memory with [`poison::BYTE`](bridge_core::poison::BYTE) in stream order, and counts it. Where the
     /// stream is being captured, nothing is done: the fill would become a part of the graph.
     ///
@@ -113,7 +131,6 @@ pub trait Link: Send + Sync {
 impl<D: Driver> Link for Devices<D> {
     unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, stream: Stream) -> Result<()> {
         let ((from_device, from), (to_device, to)) = (from, to);
-        let is_host = |device: Device| [DeviceKind::CPU, DeviceKind::CUDA_HOST].contains(&device.kind);
         let (device, direction) = match (is_host(from_device), is_host(to_device)) {
             (true, true) => return Err(no_cuda_side(from_device, to_device)),
             (true, false) => (to_device, Direction::Up),
@@ -128,6 +145,25 @@ impl<D: Driver> Link for Devices<D> {
         let _entered = self.enter(device)?;
         // SAFETY: the caller's promises; the context is that of the stream's device.
         self.checked(unsafe { self.driver().copy(direction, to, from, nbytes, stream) })
+    }
+
+    unsafe fn copy_at_once(
+        &self,
+        from: (Device, usize),
+        to: (Device, usize),
+        nbytes: usize,
+        stream: Stream,
+    ) -> Result<bool> {
+        let (device, direction) = if is_host(from.0) { (to.0, Direction::Up) } else { (from.0, Direction::Down) };
+        let _entered = self.enter(device)?;
+        if !self.checked(self.driver().is_idle(stream))? {
+            return Ok(false);
+        }
+        // SAFETY: the caller's promises. The driver has read or written pageable memory when it returns (CUDA driver
+        // API, "API synchronization behavior"), and the stream is waited for because memory may be pinned.
+        let copied = || unsafe { self.driver().copy(direction, to.1, from.1, nbytes, stream) };
+        self.relaxed(|| copied().and_then(|()| self.driver().synchronize(stream)))?;
+        Ok(true)
     }
 
     unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
@@ -237,6 +273,10 @@ impl<D: Driver> Devices<D> {
     }
 }
 
+fn is_host(device: Device) -> bool {
+    [DeviceKind::CPU, DeviceKind::CUDA_HOST].contains(&device.kind)
+}
+
 fn no_cuda_side(from: Device, to: Device) -> Error {
     Error::new(ErrorKind::Device, format!("neither {from} nor {to} is a CUDA device: copy on the host instead"))
 }
@@ -250,6 +290,8 @@ mod tests {
 
     // SAFETY: no driver sees this stream.
     const A: Stream = unsafe { Stream::from_handle(0xa0) };
+    // SAFETY: as above.
+    const B: Stream = unsafe { Stream::from_handle(0xb0) };
     const GPUS: [Device; 2] = [Device::cuda(0), Device::cuda(1)];
     const CALLERS: Context = Context(7);
 
@@ -300,6 +342,27 @@ mod tests {
         }
         assert_eq!(copy(&devices(), Device::CPU, pinned).unwrap_err().kind(), ErrorKind::Device);
         assert_eq!(copy(&devices(), GPUS[0], Device::cuda(2)).unwrap_err().kind(), ErrorKind::Device);
+    }
+
+    #[test]
+    fn a_copy_at_once_is_made_in_an_idle_stream_and_waited_for() {
+        for (from, to, direction) in [(Device::CPU, GPUS[1], Direction::Up), (GPUS[1], Device::CPU, Direction::Down)] {
+            let devices = devices();
+            // SAFETY: the fake driver copies nothing.
+            let copied = || unsafe { Link::copy_at_once(&devices, (from, 0x10), (to, 0x20), 8, A) };
+            let made = || {
+                let calls = devices.driver().take_calls();
+                let made = calls.into_iter().filter(|call| matches!(call, Call::Copy(..) | Call::Synchronize(_)));
+                made.collect::<Vec<_>>()
+            };
+            assert_eq!((copied().unwrap(), made()), (false, vec![]));
+            devices.driver().idle(A);
+            assert_eq!((copied().unwrap(), made()), (true, vec![Call::Copy(direction, 8, A), Call::Synchronize(A)]));
+            // A capture elsewhere does not end.
+            devices.driver().capture(B);
+            assert!(copied().unwrap());
+            assert_eq!(devices.driver().current_context(), Ok(None));
+        }
     }
 
     /// Also where the driver cannot: it copies through the host then.

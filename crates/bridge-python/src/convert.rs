@@ -46,7 +46,8 @@ takes_keywords! {
     /// Notes
     /// -----
     /// On a device, the target's current stream waits for the producer's, and the owner reuses the memory after the
-    /// target's stream. The host waits only if elements are moved to it. A permutation, an order and a move take one
+    /// target's stream. The host waits only for elements that it receives, and for a move of up to 4 MiB in an
+    /// idle stream. A permutation, an order and a move take one
     /// copy together, made on the device of ``x``.
     ///
     /// Tensors of TensorFlow and JAX do not change, and TensorFlow's constants are shared in the whole process: to write to

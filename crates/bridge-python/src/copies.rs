@@ -43,7 +43,8 @@ use pyo3::types::PyTuple;
 /// Notes
 /// -----
 /// On a device the copy runs in the current stream of the framework of ``out``. It waits for the work on ``src``, and
-/// the owner of ``src`` waits for it before it reuses the memory. The host waits only for elements that it receives.
+/// the owner of ``src`` waits for it before it reuses the memory. The host waits only for elements that it receives,
+/// and for a move of up to 4 MiB in an idle stream.
 /// PyTorch's autograd notices the write.
 ///
 /// Tensors of containers are copied together: each stream waits once, whatever the number of tensors, and on a device

@@ -16,6 +16,8 @@ pub struct Cut {
     pub shortest: usize,
     /// The longest piece.
     pub longest: usize,
+    /// The most bytes that the driver moves without our staging, where no work is pending in the stream.
+    pub at_once: usize,
 }
 
 /// Figures of moves.

@@ -18,8 +18,8 @@ use std::thread::Builder;
 /// The figures of moves, measured on an H200 host with 16 cores.
 pub(crate) const CUTS: Cuts = Cuts {
     // Fewer threads fill the link, but fresh memory needs all: the system clears each page at its first use.
-    down: Cut { share: 4 << 20, threads: 16, buffers: 24, shortest: 512 << 10, longest: 2 << 20 },
-    up: Cut { share: 4 << 20, threads: 12, buffers: 24, shortest: 512 << 10, longest: 4 << 20 },
+    down: Cut { share: 4 << 20, threads: 16, buffers: 24, shortest: 512 << 10, longest: 2 << 20, at_once: 4 << 20 },
+    up: Cut { share: 4 << 20, threads: 12, buffers: 24, shortest: 512 << 10, longest: 4 << 20, at_once: 4 << 20 },
     // The ends of a block do not overlap with the next one, and its memory is taken from the device's.
     block: 128 << 20,
     // A longer piece is worth its own copy. One block is packed and one is spread while another one moves, so the
@@ -30,7 +30,8 @@ pub(crate) const CUTS: Cuts = Cuts {
 /// The figures of uploads behind whatever is in the stream. Each piece has its own buffer, so that the host never
 /// waits, and the pool keeps as many as were pending at once.
 pub(crate) const UNHURRIED: Cuts = {
-    let cut = Cut { share: usize::MAX, threads: 1, buffers: usize::MAX, shortest: 128 << 10, longest: 128 << 10 };
+    let cut =
+        Cut { share: usize::MAX, threads: 1, buffers: usize::MAX, shortest: 128 << 10, longest: 128 << 10, at_once: 0 };
     Cuts { down: cut, up: cut, block: 0, across: (0, 0) }
 };
 
@@ -93,6 +94,9 @@ impl Host<'_> {
     }
 }
 
+/// One side of a move: a device, and an address there.
+type Side = (Device, usize);
+
 /// A move of `nbytes` bytes between `host` and `address` on `device`, in `stream`.
 pub(crate) struct Bytes<'a> {
     pub link: &'a dyn Link,
@@ -116,6 +120,10 @@ impl Bytes<'_> {
     ///
     /// Both ranges are mapped, and no other work writes the device's or uses the host's until the work has run.
     pub unsafe fn down(&self) -> Result<()> {
+        // SAFETY: the caller's promises.
+        if unsafe { self.at_once(&self.cuts.down, |host| ((self.device, self.address), host)) } {
+            return tick(self.nbytes);
+        }
         if let Some(host) = self.pinned()? {
             // SAFETY: the caller's promises; the host's range is pinned.
             return unsafe { self.direct((self.device, self.address), (Device::CPU, host)) };
@@ -147,6 +155,10 @@ impl Bytes<'_> {
     ///
     /// Both ranges are mapped, and no other work uses the device's or writes the host's until the work has run.
     pub unsafe fn up(&self) -> Result<()> {
+        // SAFETY: the caller's promises.
+        if unsafe { self.at_once(&self.cuts.up, |host| (host, (self.device, self.address))) } {
+            return tick(self.nbytes);
+        }
         // A short move is staged, because a direct one must wait for earlier work in the stream.
         let is_short = self.nbytes <= self.cuts.up.longest;
         if let Some(host) = if is_short { None } else { self.pinned()? } {
@@ -158,6 +170,16 @@ impl Bytes<'_> {
         let moved = in_threads(&pieces, |_| Ok(()), || unsafe { self.write(&pieces) });
         // The caller drops the target of a move that was ended, also where its memory is reused on another stream.
         moved.inspect_err(|_| drop(wait(self.link, (self.device, self.stream))))
+    }
+
+    /// Lets the driver make a short move by itself, from or to any memory of the host, if the stream is idle. Returns
+    /// whether it has. Where it fails, such as for memory that is pinned in part, staging takes its place.
+    unsafe fn at_once(&self, cut: &Cut, sides: impl Fn(Side) -> (Side, Side)) -> bool {
+        let Host::At(host) = self.host else { return false };
+        let (from, to) = sides((Device::CPU, host));
+        // SAFETY: the caller's promises.
+        self.nbytes <= cut.at_once
+            && matches!(unsafe { self.link.copy_at_once(from, to, self.nbytes, self.stream) }, Ok(true))
     }
 
     /// Returns the address on the host, where all bytes are in pinned memory.

@@ -223,6 +223,25 @@ fn a_short_move_is_one_copy_and_waits_only_for_what_it_reads() {
     assert_eq!(sim.state().memory.len(), 1, "the buffer is kept");
 }
 
+/// Longer moves, those behind other work, and those whose copy fails are staged.
+#[test]
+fn a_short_move_in_an_idle_stream_is_left_to_the_driver() {
+    for ((from, to), cut) in DIRECTIONS.into_iter().zip([CUTS.down, CUTS.up]) {
+        for (more, is_busy, fails) in [(0, false, false), (1, false, false), (0, true, false), (0, false, true)] {
+            let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
+            sim.state().makes_at_once = true;
+            sim.state().fails_at_once = fails;
+            if is_busy {
+                Sim::submit(&mut sim.state(), ((GPU, STREAM), Kind::Fill), Box::new(|| ()));
+            }
+            let source = numbers(cut.at_once + more, more);
+            assert!(moved(&moves(&sim, &pool), &sim, &source, from, to).unwrap() == source);
+            let is_staged = !sim.state().memory.is_empty();
+            assert_eq!(is_staged, more > 0 || is_busy || fails, "{from} to {to}: {more}, {is_busy}, {fails}");
+        }
+    }
+}
+
 #[test]
 fn a_move_in_a_capture_is_refused_and_one_without_elements_does_nothing() {
     let (sim, pool) = (Sim::default(), Pool::new(&CUTS));

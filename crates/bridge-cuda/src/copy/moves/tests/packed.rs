@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 
 /// Figures that make several blocks of a few small pieces, and more pieces of staging than buffers.
 const SMALL: Cuts = {
-    let cut = Cut { share: 1 << 10, threads: 3, buffers: 3, shortest: 512, longest: 1 << 10 };
+    let cut = Cut { share: 1 << 10, threads: 3, buffers: 3, shortest: 512, longest: 1 << 10, at_once: 0 };
     Cuts { down: cut, up: cut, block: 4 << 10, across: (512, 4 << 10) }
 };
 

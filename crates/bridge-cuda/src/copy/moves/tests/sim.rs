@@ -56,6 +56,10 @@ pub struct State {
     pub captured: bool,
     /// Calls until one fails.
     pub left: Option<usize>,
+    /// Copies at once in a stream without pending work.
+    pub makes_at_once: bool,
+    /// Fails to.
+    pub fails_at_once: bool,
     /// Claims that every event is reached.
     pub lies: bool,
 }
@@ -142,6 +146,29 @@ impl Link for Sim {
             Box::new(move || unsafe { at::<u8>(from).copy_to(at_mut(to), nbytes) }),
         );
         Ok(())
+    }
+
+    unsafe fn copy_at_once(
+        &self,
+        from: (Device, usize),
+        to: (Device, usize),
+        nbytes: usize,
+        stream: Stream,
+    ) -> Result<bool> {
+        let device = if is_host(from.0) { to.0 } else { from.0 };
+        let mut state = self.call()?;
+        let is_idle =
+            |state: &State| state.nodes.iter().all(|node| node.place != (device, stream) || node.work.is_none());
+        if !state.makes_at_once || !is_idle(&state) {
+            return Ok(false);
+        }
+        if state.fails_at_once {
+            return Err(Error::new(ErrorKind::Driver, "memory that is pinned in part"));
+        }
+        state.copies.push((from.0, to.0, nbytes));
+        // SAFETY: the promises of `copy_at_once`.
+        unsafe { at::<u8>(from.1).copy_to(at_mut(to.1), nbytes) };
+        Ok(true)
     }
 
     fn new_stream(&self, device: Device) -> Result<Stream> {
