@@ -18,7 +18,10 @@ constexpr int WARPS = THREADS / 32;
 // A dimension, and the multiplication that divides by its length (Granlund and Montgomery, 1994; exact below 2^31).
 struct Dim {
     i64 from, to;
-    u32 length, magic, shift, unused;
+    u32 length, magic, shift;
+    // Of boxes: which of the dimensions that a box has a part of, and of runs, the units below and the units at a step.
+    u16 cut : 2, part : 14;
+    u16 step;
 };
 
 // Dimensions walked as one, the fastest first.
@@ -34,27 +37,42 @@ struct Sides {
     u32 flips[4];
 };
 
-// For kernels that walk the target in its own order. `extra` and `joined` are the kernel's own. `near`: all offsets fit
-// into 32 bits. The source reaches from `low` to `high` bytes after its first unit.
+// For kernels that walk the target in its own order. `extra` and `joined` are the kernel's own. `unit` is the binary
+// logarithm of its bytes. `near`: all offsets fit into 32 bits. The source reaches from `low` to `high` bytes after its first unit.
 struct Flat {
     Sides sides;
     i64 extra, low, high;
     u32 items;
-    u16 ndim;
-    u8 near, joined;
+    u8 ndim, unit, near, joined;
     Dim dims[64];
 };
 
 // For kernels that change the order. Group `i` starts with the dimension that is fastest in the source, group `o` with
 // the one that is fastest in the target. A block takes `span_i` by `span_o` of them, at one index of the other
 // dimensions; `run` units are adjacent in the target. The next block is the next one along `o`, or with `along_i` along
-// `i`. split.cuh, tile.cuh, shifted.cuh and pixels.cuh say what `pitch`, `extent`, `channels` and `pitches` are.
+// `i`. split.cuh, tile.cuh and shifted.cuh say what `pitch`, `extent`, `channels` and `pitches` are.
 struct Tile {
     Sides sides;
     u32 run, pitch, extent, span_i, span_o, ndim, along_i, channels;
     Dim tiles_i, tiles_o, pitches;
     Group i, o;
     Dim rest[48];
+};
+
+// For boxes.cuh. A block copies a box: in each dimension as many units as `grid` steps by. It reads `lines` intervals of the
+// source, of `vectors` each, and writes `runs` intervals of the target, of at most `units`. Shared memory has `cells` bytes
+// of lines, `pitch` apart, and then the tables. `lanes` threads write a run, `rows` runs at a time, in so many `passes`.
+// `most` and `total` are the units of cut dimensions, in a box and in all. From `below` to `above` are the bytes between the
+// first units of lines. `dims` lists the dimensions of lines, those along a line from `nlines`, those of runs from `nalong`,
+// and those inside a run from `nruns` to `nplaces`.
+struct Box {
+    Sides sides;
+    i64 low, high, below, above;
+    u32 cells, pitch, lines, runs, units, passes, rows;
+    u8 ngrid, nlines, nalong, nruns, nplaces, unit, unused[6];
+    u32 most[3], total[3];
+    Dim vectors, lanes;
+    Dim dims[24], grid[8];
 };
 
 // Rows of `nbytes` bytes, one of many copies that one launch makes. `rows` counts the vectors of 16 bytes that a row of
@@ -124,6 +142,17 @@ __device__ __forceinline__ u128 operator^(u128 a, u128 b) {
 template <typename Unit> __device__ __forceinline__ Unit flips(const Sides &sides) { return *(const Unit *)sides.flips; }
 template <typename Unit> __device__ __forceinline__ Unit load(const char *at) { return *(const Unit *)at; }
 template <typename Unit> __device__ __forceinline__ void store(char *at, Unit unit) { *(Unit *)at = unit; }
+
+// What a thread moves at once of small units.
+template <typename Unit> struct Word {
+    typedef Unit Type;
+};
+template <> struct Word<u8> {
+    typedef u32 Type;
+};
+template <> struct Word<u16> {
+    typedef u32 Type;
+};
 
 // Several units that are loaded or stored as one.
 template <typename Item, typename Unit> union Pack {

@@ -1,5 +1,6 @@
 //! Which kernels copy a walk, and with which parameters: a pure function of the walk and of both addresses modulo 16.
 
+mod boxes;
 mod channels;
 mod flat;
 mod tiles;
@@ -49,6 +50,30 @@ const LEAST_PLANE: u64 = 512 << 10;
 /// Points in one line of the cache are gathered where the two fastest dimensions have fewer units of 4 bytes and more.
 const LEAST_OF_LINE: usize = 2304;
 
+/// Copies of at least so many bytes are faster in boxes than by these kernels, by some only from memory without steps.
+const BOXED: [(Kernel, usize, bool); 11] = [
+    (Kernel::Shifted1, 0, true),
+    (Kernel::Shifted2, 0, true),
+    (Kernel::Tile2, 0, true),
+    (Kernel::Flat1, 2 << 20, false),
+    (Kernel::Flat2, 2 << 20, false),
+    (Kernel::Flat4, LARGE, false),
+    (Kernel::Gather1, LARGE, true),
+    (Kernel::Gather2, LARGE, true),
+    (Kernel::Split1, LARGE, false),
+    (Kernel::Split2, LARGE, false),
+    (Kernel::Split4, LARGE, false),
+];
+
+/// Lines of at most so many bytes are read in boxes as a whole, also where these end within sectors of the target.
+const SHORT_LINE: usize = 256;
+
+/// Boxes lose where so many bytes are read for each that is copied: their lines are short.
+const MOST_READ: usize = 3;
+
+/// Copies of more bytes are far beyond the caches.
+const LARGE: usize = 64 << 20;
+
 /// A launch, with offsets instead of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Launch {
@@ -64,6 +89,7 @@ pub(crate) struct Launch {
 pub(crate) enum Parameters {
     Flat(Box<Flat>),
     Tile(Box<Tile>),
+    Box(Box<super::parameters::Box>),
 }
 
 /// Dimensions, the fastest first.
@@ -91,33 +117,42 @@ struct Pass {
 /// Returns the launches for a walk whose first elements are at addresses that are `beyond` multiples of 16 by so many
 /// bytes. Returns `None` where bits are to be flipped in elements that are not aligned.
 pub(crate) fn choose(walk: Walk, beyond: (usize, usize), flips: u128) -> Option<Vec<Launch>> {
-    let itemsize = walk.unit;
-    // Elements of other sizes than a power of two have no sign to flip.
-    let flips = (0..VECTOR).step_by(itemsize).fold(0, |all, at| all | flips << (8 * at));
-    let walk = walk.widen();
-    let beyond = (moved(beyond.0, walk.from), moved(beyond.1, walk.to));
-    let strides = walk.dims.iter().flat_map(|dim| [dim.from, dim.to]);
-    let bits = strides.fold((VECTOR | walk.unit | beyond.0 | beyond.1) as i64, |bits, stride| bits | stride);
-    let unit = 1 << bits.trailing_zeros();
-    if flips != 0 && unit % itemsize != 0 {
-        return None;
-    }
-    let pass = Pass {
-        unit,
-        run: walk.unit / unit,
-        apart: 1,
-        dims: walk.dims.iter().rev().copied().collect(),
-        from: walk.from,
-        to: walk.to,
-        beyond,
-        flips,
-    };
     let mut launches = Vec::new();
-    pass.cut(&mut |piece| launches.push(piece.launch()));
+    Pass::new(walk, beyond, flips)?.cut(&mut |piece| launches.push(piece.launch()));
     Some(launches)
 }
 
+/// Returns the launch in boxes, if there is one, whatever is faster.
+#[cfg(test)]
+pub(super) fn boxed(walk: Walk, beyond: (usize, usize), flips: u128) -> Option<Launch> {
+    Pass::new(walk, beyond, flips)?.boxed().map(|boxed| boxed.launch)
+}
+
 impl Pass {
+    fn new(walk: Walk, beyond: (usize, usize), flips: u128) -> Option<Self> {
+        let itemsize = walk.unit;
+        // Elements of other sizes than a power of two have no sign to flip.
+        let flips = (0..VECTOR).step_by(itemsize).fold(0, |all, at| all | flips << (8 * at));
+        let walk = walk.widen();
+        let beyond = (moved(beyond.0, walk.from), moved(beyond.1, walk.to));
+        let strides = walk.dims.iter().flat_map(|dim| [dim.from, dim.to]);
+        let bits = strides.fold((VECTOR | walk.unit | beyond.0 | beyond.1) as i64, |bits, stride| bits | stride);
+        let unit = 1 << bits.trailing_zeros();
+        if flips != 0 && unit % itemsize != 0 {
+            return None;
+        }
+        Some(Self {
+            unit,
+            run: walk.unit / unit,
+            apart: 1,
+            dims: walk.dims.iter().rev().copied().collect(),
+            from: walk.from,
+            to: walk.to,
+            beyond,
+            flips,
+        })
+    }
+
     /// Calls `each` with pieces of at most [`MOST_UNITS`] units.
     fn cut(mut self, each: &mut impl FnMut(Pass)) {
         let units = self.dims.iter().fold(self.run, |units, dim| units.saturating_mul(dim.length));
@@ -159,12 +194,29 @@ impl Pass {
         if let Some(launch) = self.rows() {
             return launch;
         }
-        if self.run * self.unit < SHORT_ROW
-            && let Some(launch) = self.transposed()
-        {
-            return launch;
+        let transposed = if self.run * self.unit < SHORT_ROW { self.transposed() } else { None };
+        let launch = transposed.unwrap_or_else(|| self.clone().flat());
+        self.in_place_of(launch.kernel).unwrap_or(launch)
+    }
+
+    /// A copy in boxes where that is faster than by a kernel.
+    fn in_place_of(&self, kernel: Kernel) -> Option<Launch> {
+        let (_, least, dense) = BOXED.iter().find(|(slower, ..)| *slower == kernel)?;
+        let adjacent = self.dims.iter().find(|dim| dim.from.unsigned_abs() == self.unit as u64);
+        let is_dense = self.run > 1 && self.apart == 1 || adjacent.is_some();
+        if self.nbytes() < *least || *dense && !is_dense {
+            return None;
         }
-        self.flat()
+        let boxed = self.boxed()?;
+        let loses = match kernel {
+            _ if boxed.reads >= MOST_READ => true,
+            Kernel::Shifted1 | Kernel::Shifted2 => {
+                boxed.cuts_sectors && adjacent.is_some_and(|dim| dim.length * self.unit > SHORT_LINE)
+            }
+            Kernel::Tile2 => boxed.cuts_sectors,
+            _ => boxed.cuts_rows,
+        };
+        (!loses).then_some(boxed.launch)
     }
 
     /// Returns whether the target's fastest dimension steps by at most a line of the cache, and its next one, which is `i`, is
@@ -185,8 +237,10 @@ impl Pass {
         if self.dims.first()?.from == 0 {
             return None;
         }
-        if let Some(launch) = self.mix() {
-            return Some(launch);
+        if self.is_mixed()
+            && let Some(boxed) = self.boxed()
+        {
+            return Some(boxed.launch);
         }
         let mut i = self.fastest_of_source()?;
         // One load of a repeated unit reads one sector, whatever lies next to it.
@@ -208,8 +262,12 @@ impl Pass {
         }
         let few = self.dims[0].length;
         let is_run = self.unit <= 2 && self.run == 1 && few == 2 && self.dims[0].to == self.unit as i64;
-        self.join()
-            .or_else(|| self.split(1))
+        if self.is_joined()
+            && let Some(boxed) = self.boxed()
+        {
+            return Some(boxed.launch);
+        }
+        self.split(1)
             .or_else(|| if is_run { self.split(few) } else { None })
             .or_else(|| if self.is_near() { None } else { self.forwards(1).tiles(i) })
     }

@@ -59,6 +59,9 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
                 Parameters::Flat(flat) => {
                     KERNELS.launch(from.device, stream, launch, &parameters::Flat { sides: at(flat.sides), ..**flat })
                 }
+                Parameters::Box(one) => {
+                    KERNELS.launch(from.device, stream, launch, &parameters::Box { sides: at(one.sides), ..**one })
+                }
                 Parameters::Tile(tile) => {
                     KERNELS.launch(from.device, stream, launch, &parameters::Tile { sides: at(tile.sides), ..**tile })
                 }

@@ -26,6 +26,7 @@ struct alignas(16) uint4 {
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 static unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) { return ((unsigned long long)high << 32 | low) >> (by & 31); }
+static unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) { return ((unsigned long long)high << 32 | low) << (by & 31) >> 32; }
 static unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned by) { return ((unsigned long long)high << 32 | low) >> std::min(by, 32u); }
 static unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     const unsigned long long both = (unsigned long long)b << 32 | a;
@@ -162,7 +163,7 @@ static void launch() {
     const std::vector<char> parameters = bytes(taken<u64>());
     void *kernel = dlsym(RTLD_DEFAULT, std::string(name.begin(), name.end()).c_str());
     if (!kernel || threads > MOST || threads % WARP || shared > DYNAMIC) fail("there is no such launch");
-    if (!called<Flat>(kernel, parameters) && !called<Tile>(kernel, parameters) && !called<Pieces>(kernel, parameters) &&
+    if (!called<Flat>(kernel, parameters) && !called<Tile>(kernel, parameters) && !called<Box>(kernel, parameters) && !called<Pieces>(kernel, parameters) &&
         !called<Casts>(kernel, parameters))
         fail("there are no such parameters");
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) run_block(threads, shared, random);

@@ -11,7 +11,7 @@ pub(crate) struct Dim {
     pub length: u32,
     magic: u32,
     shift: u32,
-    unused: u32,
+    pub more: u32,
 }
 
 impl Dim {
@@ -20,7 +20,12 @@ impl Dim {
     pub fn new(length: u32, from: i64, to: i64) -> Self {
         let shift = length.next_power_of_two().trailing_zeros();
         let magic = ((1u64 << 32) * ((1u64 << shift) - u64::from(length))) / u64::from(length) + 1;
-        Self { from, to, length, magic: magic as u32, shift, unused: 0 }
+        Self { from, to, length, magic: magic as u32, shift, more: 0 }
+    }
+
+    /// Returns the same with what the kernel keeps with it.
+    pub fn with(self, more: u32) -> Self {
+        Self { more, ..self }
     }
 
     /// Returns the bytes of the structure.
@@ -29,8 +34,8 @@ impl Dim {
     }
 
     fn words(&self) -> [u64; 4] {
-        let Self { from, to, length, magic, shift, unused } = *self;
-        [from as u64, to as u64, pair(length, magic), pair(shift, unused)]
+        let Self { from, to, length, magic, shift, more } = *self;
+        [from as u64, to as u64, pair(length, magic), pair(shift, more)]
     }
 }
 
@@ -82,7 +87,9 @@ pub(crate) struct Flat {
     pub low: i64,
     pub high: i64,
     pub items: u32,
-    pub ndim: u16,
+    pub ndim: u8,
+    /// The binary logarithm of the unit's bytes.
+    pub unit: u8,
     /// Whether all offsets fit into 32 bits.
     pub near: u8,
     /// Whether rows are joined in a target without gaps.
@@ -120,6 +127,42 @@ pub(crate) struct Tile {
 impl Tile {
     /// The most dimensions besides those of the groups.
     pub const MOST: usize = 48;
+}
+
+/// Parameters of kernels that change the order through boxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Box {
+    pub sides: Sides,
+    pub low: i64,
+    pub high: i64,
+    pub below: i64,
+    pub above: i64,
+    pub cells: u32,
+    pub pitch: u32,
+    pub lines: u32,
+    pub runs: u32,
+    pub units: u32,
+    pub passes: u32,
+    pub rows: u32,
+    pub ngrid: u8,
+    pub nlines: u8,
+    pub nalong: u8,
+    pub nruns: u8,
+    pub nplaces: u8,
+    pub unit: u8,
+    pub unused: [u8; 6],
+    pub most: [u32; 3],
+    pub total: [u32; 3],
+    pub vectors: Dim,
+    pub lanes: Dim,
+    pub dims: [Dim; 24],
+    pub grid: [Dim; Self::MOST],
+}
+
+impl Box {
+    /// The most dimensions.
+    pub const MOST: usize = 8;
 }
 
 /// One of many copies that one launch makes: rows of `nbytes` bytes at these addresses. `rows` counts the vectors that a
@@ -244,6 +287,7 @@ mod tests {
         assert_eq!(size_of::<Flat>(), 32 + 4 * 8 + 64 * 32);
         assert_eq!((size_of::<Piece>(), size_of::<Pieces>()), (3 * 8 + 2 * 4 + 32, 16));
         assert_eq!((size_of::<Cast>(), size_of::<Casts>()), (48, 16 + 48 + 64 * 32));
+        assert_eq!(size_of::<Box>(), 32 + 4 * 8 + 7 * 4 + 12 + 6 * 4 + (2 + 24 + 8) * 32);
         assert_eq!(size_of::<Tile>(), 32 + 32 + 3 * 32 + 2 * 136 + 48 * 32);
     }
 

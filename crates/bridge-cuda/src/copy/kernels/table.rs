@@ -30,14 +30,8 @@ kernels! {
     Gather2 c"gather2" 256 0;
     Gather4 c"gather4" 256 0;
     Gather8 c"gather8" 256 0;
-    Rows1 c"rows1" 256 0;
-    Rows2 c"rows2" 256 0;
-    Rows4 c"rows4" 256 0;
-    Turn1 c"turn1" 256 0;
-    Turn2 c"turn2" 256 0;
-    Turn4 c"turn4" 256 0;
-    Turn8 c"turn8" 256 0;
-    Tile1 c"tile1" 256 0;
+    Rows c"rows" 256 0;
+    Turn c"turn" 256 0;
     Tile2 c"tile2" 256 0;
     Tile4 c"tile4" 256 0;
     Tile8 c"tile8" 256 0;
@@ -46,8 +40,6 @@ kernels! {
     Words2 c"words2" 256 33280;
     Shifted1 c"shifted1" 256 0;
     Shifted2 c"shifted2" 256 0;
-    Pixels1 c"pixels1" 128 0;
-    Pixels2 c"pixels2" 128 0;
     Vectors1 c"vectors1" 256 16384;
     Vectors1Wide c"vectors1_wide" 512 65536;
     Vectors2 c"vectors2" 256 8192;
@@ -57,10 +49,8 @@ kernels! {
     Split2 c"split2" 256 33024;
     Split4 c"split4" 256 33024;
     Split8 c"split8" 256 33024;
-    Join1 c"join1" 256 33024;
-    Join2 c"join2" 256 33024;
-    Mix1 c"mix1" 256 33024;
-    Mix2 c"mix2" 256 33024;
+    Box c"box" 256 40960;
+    Box4 c"box4" 256 40960;
     Pieces1 c"pieces1" 256 0;
     Pieces2 c"pieces2" 256 0;
     Pieces4 c"pieces4" 256 0;

@@ -1,6 +1,6 @@
 //! The plan, carried out by the kernels on a device on the host.
 
-use super::choose::{Launch, MOST_UNITS, Parameters, choose};
+use super::choose::{Launch, MOST_UNITS, Parameters, boxed, choose};
 use super::on_host::OnHost;
 use super::parameters::{Flat, Tile};
 use super::table::{KERNELS, Kernel};
@@ -8,17 +8,6 @@ use super::{halfway, planned};
 use crate::copy::plan::Walk;
 use bridge_core::{DType, Device, Error, ErrorKind, Layout, Strided};
 use proptest::prelude::*;
-
-/// Sizes of the unit and of what is stored at once, in bytes, by the name of the kernel.
-fn sizes(kernel: Kernel) -> (usize, usize) {
-    let name = KERNELS[kernel as usize].0.to_str().unwrap();
-    let unit: usize = name.trim_end_matches("_wide").trim_start_matches(char::is_alphabetic).parse().unwrap_or(1);
-    match name.trim_end_matches(char::is_numeric) {
-        "gather" => (unit, (4 * unit).min(16)),
-        "turn" => (unit, 16),
-        _ => (unit, unit),
-    }
-}
 
 /// Checks that the launches, made on a device on the host, copy each byte to its place and write no others.
 fn check(from: &Layout, to: &Layout, beyond: (usize, usize)) -> Result<Vec<Kernel>, TestCaseError> {
@@ -34,6 +23,16 @@ fn check_flipped(
 ) -> Result<Vec<Kernel>, TestCaseError> {
     let launches =
         Walk::new(from, to).map(|walk| choose(walk, beyond, flips).expect("aligned elements")).unwrap_or_default();
+    check_launches(&launches, (from, to), beyond, flips)?;
+    Ok(launches.iter().map(|launch| launch.kernel).collect())
+}
+
+fn check_launches(
+    launches: &[Launch],
+    (from, to): (&Layout, &Layout),
+    beyond: (usize, usize),
+    flips: u128,
+) -> Result<(), TestCaseError> {
     let mut host = OnHost::default();
     let mut side = |layout: &Layout, beyond: usize, byte: fn(u64) -> u8| {
         let (below, above) = layout.byte_extent();
@@ -42,13 +41,17 @@ fn check_flipped(
     };
     let (source, first, read) = side(from, beyond.0, |n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8);
     let (target, first_written, mut expected) = side(to, beyond.1, |_| 0xa5);
-    for Launch { kernel, blocks, shared, parameters } in &launches {
+    for Launch { kernel, blocks, shared, parameters } in launches {
         prop_assert!(*blocks > 0 && *shared <= KERNELS[*kernel as usize].1, "{:?}", launches);
         match parameters {
             Parameters::Flat(flat) => {
                 // Offsets of 64 bits do for all: every other copy takes them.
                 let near = if from.shape().iter().sum::<i64>() % 2 == 0 { flat.near } else { 0 };
                 host.launch(*kernel, *blocks, *shared, &Flat { sides: flat.sides.at(source, target), near, ..**flat });
+            }
+            Parameters::Box(one) => {
+                let sides = one.sides.at(source, target);
+                host.launch(*kernel, *blocks, *shared, &super::parameters::Box { sides, ..**one });
             }
             Parameters::Tile(tile) => {
                 host.launch(*kernel, *blocks, *shared, &Tile { sides: tile.sides.at(source, target), ..**tile });
@@ -70,7 +73,7 @@ fn check_flipped(
     let found = host.read(target - first_written, expected.len());
     let wrong = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
     prop_assert!(wrong == 0, "{} bytes of {} are wrong: {:?}", wrong, found.len(), launches);
-    Ok(launches.iter().map(|launch| launch.kernel).collect())
+    Ok(())
 }
 
 fn layout(dtype: DType, shape: &[i64], strides: Option<&[i64]>) -> Layout {
@@ -119,6 +122,15 @@ proptest! {
     #[test]
     fn every_byte_is_copied_to_its_place((from, to, beyond) in sides()) {
         check(&from, &to, beyond)?;
+    }
+
+    /// Also where another kernel is faster.
+    #[test]
+    fn boxes_copy_any_order((from, to, beyond) in sides(), flips in prop::sample::select(vec![0u128, 0x80])) {
+        let flips = flips << (8 * (from.itemsize() - 1));
+        if let Some(launch) = Walk::new(&from, &to).and_then(|walk| boxed(walk, beyond, flips)) {
+            check_launches(&[launch], (&from, &to), beyond, flips)?;
+        }
     }
 
     /// Addresses that the itemsize does not divide, and sources that repeat.
@@ -173,7 +185,7 @@ proptest! {
         let beyond = (beyond.0 / size * size, beyond.1 / size * size);
         let kernels = check_flipped(&from, &to, beyond, flips << (8 * (size - 1)))?;
         let is_odd = (pixel * size as i64) % 4 != 0 && pixel > 2;
-        prop_assert!(!is_odd || [[Kernel::Pixels1], [Kernel::Pixels2]].iter().any(|known| kernels == known), "{kernels:?}");
+        prop_assert!(!is_odd || kernels == [Kernel::Box], "{kernels:?}");
     }
 }
 
@@ -194,16 +206,18 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
         (DType::FLOAT16, &[2, 64, 7, 64], &[0, 2, 3, 1], Vectors2),
         (DType::FLOAT32, &[64, 128], &[1, 0], Vectors4),
         (DType::FLOAT32, &[65, 127], &[1, 0], Tile4),
-        (DType::UINT8, &[516, 252], &[1, 0], Shifted1),
-        (DType::UINT8, &[515, 251], &[1, 0], Shifted1),
+        (DType::UINT8, &[516, 252], &[1, 0], Box),
+        (DType::UINT8, &[515, 251], &[1, 0], Box),
+        // Long lines of a target with odd rows.
+        (DType::UINT8, &[517, 1001], &[1, 0], Shifted1),
         (DType::UINT8, &[32, 12, 20], &[2, 1, 0], Words1),
-        (DType::FLOAT16, &[63, 65, 67], &[2, 1, 0], Shifted2),
-        // One tile more than the length needs: the last word of a row may begin in it.
-        (DType::FLOAT16, &[7812, 33], &[1, 0], Shifted2),
+        (DType::FLOAT16, &[63, 65, 67], &[2, 1, 0], Box),
+        (DType::FLOAT16, &[517, 201], &[1, 0], Shifted2),
+        (DType::FLOAT16, &[7812, 33], &[1, 0], Box),
         (DType::COMPLEX128, &[300, 40], &[1, 0], Tile16),
         // An image of three channels, transposed; pixels of six bytes.
-        (DType::UINT8, &[100, 83, 3], &[1, 0, 2], Pixels1),
-        (DType::FLOAT16, &[2, 41, 67, 3], &[0, 2, 1, 3], Pixels2),
+        (DType::UINT8, &[100, 83, 3], &[1, 0, 2], Box),
+        (DType::FLOAT16, &[2, 41, 67, 3], &[0, 2, 1, 3], Box),
         (DType::UINT8, &[2, 1024, 3], &[0, 2, 1], Split1),
         (DType::FLOAT32, &[2, 3, 1024], &[0, 2, 1], Gather4),
         (DType::FLOAT16, &[2, 8, 4, 64], &[0, 2, 1, 3], Flat16),
@@ -215,19 +229,19 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     }
     let rows = layout(DType::FLOAT32, &[16, 100], Some(&[101, 1]));
     assert_eq!(check(&rows, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
-    assert_eq!(check(&rows, &layout(DType::FLOAT32, &[16, 100], Some(&[102, 1])), (0, 0)).unwrap(), [Rows4]);
+    assert_eq!(check(&rows, &layout(DType::FLOAT32, &[16, 100], Some(&[102, 1])), (0, 0)).unwrap(), [Rows]);
     let rows = layout(DType::FLOAT64, &[16, 100], Some(&[101, 1]));
     assert_eq!(check(&rows, &layout(DType::FLOAT64, &[16, 100], None), (0, 0)).unwrap(), [Flat8]);
     let rows = layout(DType::UINT8, &[16, 98], Some(&[99, 1]));
-    assert_eq!(check(&rows, &layout(DType::UINT8, &[16, 98], None), (0, 0)).unwrap(), [Rows1]);
+    assert_eq!(check(&rows, &layout(DType::UINT8, &[16, 98], None), (0, 0)).unwrap(), [Rows]);
     // A row that begins in the last byte of its first vector.
     let rows = layout(DType::UINT8, &[16, 98], Some(&[99, 1]));
-    assert_eq!(check(&rows, &layout(DType::UINT8, &[16, 98], None), (0, 15)).unwrap(), [Rows1]);
+    assert_eq!(check(&rows, &layout(DType::UINT8, &[16, 98], None), (0, 15)).unwrap(), [Rows]);
     // Rows whose starts are not aligned, although their strides together cancel out in the bits below 16.
     for shape in [&[16, 142][..], &[3, 17, 142]] {
         let (compact, padded) = (layout(DType::UINT8, shape, None), [18 * 143, 143, 1]);
         let rows = layout(DType::UINT8, shape, Some(&padded[3 - shape.len()..]));
-        assert_eq!(check(&rows, &compact, (0, 0)).unwrap(), [Rows1], "{shape:?}");
+        assert_eq!(check(&rows, &compact, (0, 0)).unwrap(), [Rows], "{shape:?}");
     }
     // Whole vectors, also of a size that is not a power of two.
     for length in [1, 3] {
@@ -240,10 +254,10 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     let swapped = layout(DType::UINT8, &[3, 1000], Some(&[-1, 3]));
     assert_eq!(check(&swapped, &planes, (3, 0)).unwrap(), [Split1]);
     let reversed = layout(DType::UINT8, &[2000, 3], Some(&[3, -1]));
-    assert_eq!(check(&reversed, &layout(DType::UINT8, &[2000, 3], None), (2, 0)).unwrap(), [Mix1]);
-    assert_eq!(chosen(DType::FLOAT16, &[2, 1001], &[1, 0]), [Join2]);
+    assert_eq!(check(&reversed, &layout(DType::UINT8, &[2000, 3], None), (2, 0)).unwrap(), [Box]);
+    assert_eq!(chosen(DType::FLOAT16, &[2, 1001], &[1, 0]), [Box]);
     let reversed = layout(DType::FLOAT32, &[16, 100], Some(&[-100, -1]));
-    assert_eq!(check(&reversed, &layout(DType::FLOAT32, &[16, 100], None), (12, 0)).unwrap(), [Turn4]);
+    assert_eq!(check(&reversed, &layout(DType::FLOAT32, &[16, 100], None), (12, 0)).unwrap(), [Turn]);
     let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[200, 2]));
     assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
     let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[201, 2]));
@@ -265,7 +279,7 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     let parts = layout(DType::FLOAT16, &[3, 1000, 3], Some(&[1, 4, 8000]));
     assert_ne!(check(&parts, &layout(DType::FLOAT16, &[3, 1000, 3], None), (0, 0)).unwrap(), [Split2]);
     // Few units at each place: of rows that a block takes together, also with gaps in the source; before a change of order.
-    assert_eq!(chosen(DType::UINT8, &[4, 1000, 72], &[1, 2, 0]), [Join1]);
+    assert_eq!(chosen(DType::UINT8, &[4, 1000, 72], &[1, 2, 0]), [Box]);
     assert_eq!(chosen(DType::UINT8, &[40, 500, 4], &[0, 2, 1]), [Split1]);
     let gaps = layout(DType::UINT8, &[40, 4, 70], Some(&[288, 1, 4]));
     assert_eq!(check(&gaps, &layout(DType::UINT8, &[40, 4, 70], None), (0, 0)).unwrap(), [Split1]);
@@ -287,11 +301,11 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     let launches = choose(Walk::new(&apart, &layout(DType::FLOAT32, &[5, 2000], None)).unwrap(), (0, 0), 0).unwrap();
     let Parameters::Flat(flat) = &launches[0].parameters else { panic!("it is not flat") };
     assert_eq!((flat.dims[0].from, flat.dims[0].length), (0, 5), "neighbours read the same unit");
-    // Rows of a target with gaps between them are not written together.
+    // Rows of a target, also with gaps between them.
     let planes = layout(DType::UINT8, &[40, 72, 4], Some(&[72, 1, 2880]));
     let with_gaps = layout(DType::UINT8, &[40, 72, 4], Some(&[300, 4, 1]));
-    assert_ne!(check(&planes, &with_gaps, (0, 0)).unwrap(), [Join1]);
-    assert_eq!(check(&planes, &layout(DType::UINT8, &[40, 72, 4], None), (0, 0)).unwrap(), [Join1]);
+    assert_eq!(check(&planes, &with_gaps, (0, 0)).unwrap(), [Box]);
+    assert_eq!(check(&planes, &layout(DType::UINT8, &[40, 72, 4], None), (0, 0)).unwrap(), [Box]);
     // A target with gaps.
     let three = layout(DType::UINT8, &[100, 3], Some(&[6, 2]));
     assert_eq!(check(&three, &layout(DType::UINT8, &[100, 3], Some(&[4, 1])), (0, 0)).unwrap(), [Flat1]);
@@ -319,8 +333,8 @@ fn what_was_measured_decides_who_copies() {
         (F16, &[(4 << 20, 4)][..], Gather2),
         (F16, &[(6 << 20, 4)], Flat2),
         // Two bytes at each place, whose lines are far from each other and near.
-        (U8, &[(2, 2), (6545, 11580), (2895, 4)], Tile1),
-        (U8, &[(2, 2), (328, 388), (97, 4), (88, 127264)], Flat1),
+        (U8, &[(2, 2), (6545, 11580), (2895, 4)], Box),
+        (U8, &[(2, 2), (328, 388), (97, 4), (88, 127264)], Box),
         // Four bytes, whose next ones are near.
         (U8, &[(4, 14), (7, 1), (518778, 56)], Gather1),
         // Pairs of doubles in copies of 24 and 6 MiB.
@@ -343,15 +357,15 @@ fn what_was_measured_decides_who_copies() {
         (U8, &[(7, 1), (2156648, 16), (2, 8)], Gather1),
         // Odd rows that are near each other and far.
         (F16, &[(64, 6512), (37, 2), (64, 416768), (87, 74)], Gather2),
-        (F16, &[(63, 346112), (256, 2), (338, -512)], Shifted2),
+        (F16, &[(63, 346112), (256, 2), (338, -512)], Box),
         (U8, &[(40, 274), (134, 1), (2560, 21920)], Gather1),
-        (U8, &[(49, 1008000), (1008000, 1)], Tile1),
+        (U8, &[(49, 1008000), (1008000, 1)], Box),
         // Pieces of 7 and 14 bytes, 56 and 32 bytes from the next ones, whose lines are near and far.
         (U8, &[(7, 7), (59, 56), (7, 1), (12616, 3304)], Gather1),
         (F16, &[(7, 2999808), (93744, 32), (8, 0)], Tile2),
         // Long rows and short ones in reverse.
         (F16, &[(216, -2), (46800, 432)], Gather2),
-        (F16, &[(7, -2), (2655126, 14)], Mix2),
+        (F16, &[(7, -2), (2655126, 14)], Box),
     ] {
         assert_eq!(plan(dtype, dims).kernel, kernel, "{dtype} {dims:?}");
     }
@@ -369,7 +383,7 @@ fn what_was_measured_decides_who_copies() {
 fn small_joins_have_many_blocks() {
     let blocks = |batch: i64| {
         let launch = plan(DType::FLOAT16, &[(16, 16384), (8192, 2), (batch, 16 * 16384)]);
-        assert_eq!(launch.kernel, Kernel::Join2);
+        assert_eq!(launch.kernel, Kernel::Box);
         launch.blocks
     };
     assert_eq!((blocks(4), blocks(256)), (256, 2048));
@@ -408,15 +422,16 @@ fn more_than_two_to_the_31_units_are_several_launches() {
         let mut ends = vec![];
         for launch in &launches {
             let (to, count) = match &launch.parameters {
-                Parameters::Flat(flat) if launch.kernel == Kernel::Rows1 => (flat.sides.to, flat.extra as usize),
-                Parameters::Flat(flat) => (
-                    flat.sides.to,
-                    if sizes(launch.kernel).0 == sizes(launch.kernel).1 {
-                        flat.items as usize * sizes(launch.kernel).1
-                    } else {
-                        flat.extra as usize
-                    },
-                ),
+                Parameters::Flat(flat) if matches!(launch.kernel, Kernel::Flat1 | Kernel::Flat16) => {
+                    (flat.sides.to, (flat.items as usize) << flat.unit)
+                }
+                Parameters::Flat(flat) => (flat.sides.to, flat.extra as usize),
+                Parameters::Box(one) => {
+                    // Dimensions that are cut have their length in `total`, others where they are listed.
+                    let (lines, grid) = (&one.dims[..one.nalong.into()], &one.grid[..one.ngrid.into()]);
+                    let whole = lines.iter().chain(grid).filter(|dim| dim.more & 3 == 0).map(|dim| dim.length);
+                    (one.sides.to, whole.chain(one.total).map(|length| length as usize).product())
+                }
                 Parameters::Tile(tile) => (tile.sides.to, tile.i.total as usize * tile.o.total as usize),
             };
             assert!(count < MOST_UNITS && launch.blocks > 0);
@@ -426,11 +441,12 @@ fn more_than_two_to_the_31_units_are_several_launches() {
             let place =
                 |(rest, at): (i64, i64), (length, stride): (&i64, &i64)| (rest / length, at + rest % length * stride);
             let from = match &launch.parameters {
+                Parameters::Box(one) => one.sides.from,
                 Parameters::Flat(flat) => flat.sides.from,
                 Parameters::Tile(tile) => tile.sides.from,
             };
             assert_eq!(from, shape.iter().zip(strides).rev().fold((to, 0), place).1, "of the byte at {to}");
-            assert_eq!(launch.kernel == Kernel::Rows1, strides == [1], "a run is copied as one, and no other bytes");
+            assert_eq!(launch.kernel == Kernel::Rows, strides == [1], "a run is copied as one, and no other bytes");
             assert!(strides != [1] || to % 16 == 0, "the pieces of a run are aligned as the first");
         }
         assert!(launches.len() > 3 && units == from.numel(), "{} launches of {units}", launches.len());

@@ -22,8 +22,6 @@ const FLATS: [(Kernel, u32); 5] =
 /// With the bytes of an item, and the items of a thread.
 const GATHERS: [(Kernel, usize, u32); 4] =
     [(Kernel::Gather1, 4, 4), (Kernel::Gather2, 8, 2), (Kernel::Gather4, 16, 2), (Kernel::Gather8, 16, 2)];
-const TURNS: [Kernel; 4] = [Kernel::Turn1, Kernel::Turn2, Kernel::Turn4, Kernel::Turn8];
-const ROWS: [Kernel; 3] = [Kernel::Rows1, Kernel::Rows2, Kernel::Rows4];
 
 impl Pass {
     /// Long rows that are contiguous on both sides.
@@ -36,7 +34,7 @@ impl Pass {
         }
         let first = |length| Step { length, from: 0, to: 0 };
         let dims = |length| [first(length)].into_iter().chain(self.dims.iter().copied()).collect::<Steps>();
-        let kernel = ROWS[self.index()];
+        let kernel = Kernel::Rows;
         if is_joined {
             let units = self.dims.iter().fold(self.run, |units, dim| units * dim.length);
             let vectors = (self.beyond.1 + units * self.unit).div_ceil(VECTOR);
@@ -81,8 +79,7 @@ impl Pass {
             return self.walked(flat, each, 0, &self.dims);
         }
         let (turned, per_vector) = (fastest.from == -step, VECTOR / self.unit);
-        if let Some(turn) = TURNS.get(self.index())
-            && turned && fastest.to == step && fastest.length.is_multiple_of(per_vector) && self.aligned_to(|dim| dim.to, self.beyond.1, Some(0))
+        if self.unit < VECTOR && turned && fastest.to == step && fastest.length.is_multiple_of(per_vector) && self.aligned_to(|dim| dim.to, self.beyond.1, Some(0))
             // The last unit of the first vector is the first of its memory.
             && self.aligned_to(|dim| dim.from, (self.beyond.0 + self.unit) % VECTOR, Some(0))
         {
@@ -90,7 +87,7 @@ impl Pass {
             let by = VECTOR as i64;
             self.dims[0] = Step { length: fastest.length / per_vector, from: -by, to: by };
             let dims = std::mem::take(&mut self.dims);
-            return self.walked(*turn, 2, 0, &dims);
+            return self.walked(Kernel::Turn, 2, 0, &dims);
         }
         // Runs are adjacent already, and large units need no help.
         let is_run = self.unit >= 8 && fastest.from == step;
@@ -138,13 +135,14 @@ impl Pass {
     }
 
     fn counted(&self, kernel: Kernel, each: u32, extra: i64, items: usize, steps: &[Step]) -> Launch {
-        let (near, ndim) = (u8::from(fits_in_32_bits(steps)), steps.len() as u16);
+        let (near, ndim) = (u8::from(fits_in_32_bits(steps)), steps.len() as u8);
         let ends = |end: fn(i64, i64) -> i64| {
             steps.iter().map(|step| end((step.length as i64 - 1) * step.from, 0)).sum::<i64>()
         };
         let (low, high) = (ends(i64::min), ends(i64::max) + (self.run * self.unit) as i64);
         let (sides, items) = (self.sides(), items as u32);
-        let flat = Flat { sides, extra, low, high, items, ndim, near, joined: 0, dims: dims(steps) };
+        let flat =
+            Flat { sides, extra, low, high, items, ndim, unit: self.index() as u8, near, joined: 0, dims: dims(steps) };
         let blocks = items.div_ceil(kernel.threads() * each);
         Launch { kernel, blocks, shared: 0, parameters: Parameters::Flat(Box::new(flat)) }
     }

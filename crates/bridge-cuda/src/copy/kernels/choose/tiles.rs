@@ -23,7 +23,7 @@ const LONGEST_CACHED_BYTES: usize = 96;
 const LONGEST_CACHED_HALVES: usize = 1024;
 const SHORT_HALVES: Range<usize> = 62..128;
 
-/// The most bytes of a pixel, and the least bytes across a tile of pixels.
+/// The most bytes of a pixel, and the least bytes of a row of pixels.
 const LONGEST_PIXEL: usize = 7;
 const LEAST_OF_PIXELS: usize = 48;
 
@@ -38,10 +38,9 @@ const SHIFTED_O: usize = 64 * WORD;
 const SHIFTED_SECTORS: usize = 24 << 20;
 const SHIFTED_ROW: usize = 128;
 
-// By the binary logarithm of the unit.
-const TILES: [Kernel; 5] = [Kernel::Tile1, Kernel::Tile2, Kernel::Tile4, Kernel::Tile8, Kernel::Tile16];
+// By the binary logarithm of the unit; bytes are copied in boxes.
+const TILES: [Kernel; 5] = [Kernel::Box, Kernel::Tile2, Kernel::Tile4, Kernel::Tile8, Kernel::Tile16];
 const SIDES: [usize; 5] = [128, 64, 64, 64, 32];
-const PIXELS: [Kernel; 2] = [Kernel::Pixels1, Kernel::Pixels2];
 const SHIFTED: [Kernel; 2] = [Kernel::Shifted1, Kernel::Shifted2];
 
 /// A kernel for sides in whole vectors.
@@ -72,10 +71,11 @@ impl Pass {
     /// Tiles of the dimension that is fastest in the source and of the one that is fastest in the target, and of their
     /// next ones where these are short.
     pub(super) fn tiles(&self, i: usize) -> Option<Launch> {
-        let index = self.index();
-        let side = SIDES[index];
-        if let Some(launch) = self.pixels(i) {
-            return Some(launch);
+        let side = SIDES[self.index()];
+        if self.is_of_pixels(i)
+            && let Some(boxed) = self.boxed()
+        {
+            return Some(boxed.launch);
         }
         // Runs fill a tile worse, the longer they are. Those of large units are read as they lie.
         let longest = if self.unit < VECTOR / 2 || self.apart > 1 { LONGEST_RUN } else { 1 };
@@ -86,37 +86,8 @@ impl Pass {
             return None;
         }
         let across = side / self.run;
-        let mut rest: SmallVec<[usize; 6]> = (0..self.dims.len()).filter(|d| *d != 0 && *d != i).collect();
-        let (mut group_i, mut group_o): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
-            (smallvec::smallvec![i], smallvec::smallvec![0]);
+        let (group_i, group_o) = self.groups(i, across);
         let total = |group: &[usize]| group.iter().map(|d| self.dims[*d].length).product::<usize>();
-        // Groups that fill their tiles badly get the next dimensions of their side, the shorter group first.
-        loop {
-            let (have_i, have_o) = (total(&group_i), total(&group_o));
-            let is_short = |have: usize| 4 * have < 3 * have.next_multiple_of(across);
-            let (short_i, short_o) =
-                (is_short(have_i) && group_i.len() < Group::MOST, is_short(have_o) && group_o.len() < Group::MOST);
-            let by_source = |at: &usize| self.dims[rest[*at]].from.unsigned_abs();
-            let by_target = |at: &usize| self.dims[rest[*at]].to.unsigned_abs();
-            if short_i && (have_i <= have_o || !short_o) {
-                let Some(next) = (0..rest.len()).min_by_key(by_source) else { break };
-                group_i.push(rest.remove(next));
-            } else if short_o {
-                let Some(next) = (0..rest.len()).min_by_key(by_target) else { break };
-                group_o.push(rest.remove(next));
-            } else {
-                break;
-            }
-        }
-        // Both sides are walked in long stretches, one block after the other.
-        for (group, stride) in [(&mut group_i, (|dim| dim.from) as fn(&Step) -> i64), (&mut group_o, |dim| dim.to)] {
-            while group.len() < Group::MOST {
-                let last = &self.dims[group[group.len() - 1]];
-                let end = stride(last).checked_mul(last.length as i64);
-                let Some(next) = rest.iter().position(|d| Some(stride(&self.dims[*d])) == end) else { break };
-                group.push(rest.remove(next));
-            }
-        }
         let across_of = |group: &[usize]| total(group).min(across);
         let narrow = self.run * across_of(&group_i).min(across_of(&group_o)) < LEAST_ACROSS;
         // Small units are better gathered than moved in tiles that are mostly empty.
@@ -157,7 +128,46 @@ impl Pass {
         if launch.is_none() && self.unit == 1 && is_dense && until <= LONGEST_CACHED_BYTES {
             return None;
         }
-        launch.or_else(|| Some(self.tiled(TILES[index], &group_i, &group_o, (across, across), 0)))
+        if launch.is_none() && self.unit == 1 {
+            return self.boxed().map(|boxed| boxed.launch);
+        }
+        launch.or_else(|| Some(self.tiled(TILES[self.index()], &group_i, &group_o, (across, across), 0)))
+    }
+
+    /// Returns the dimensions of both groups, for tiles of so many units across.
+    fn groups(&self, i: usize, across: usize) -> (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) {
+        let mut rest: SmallVec<[usize; 6]> = (0..self.dims.len()).filter(|d| *d != 0 && *d != i).collect();
+        let (mut group_i, mut group_o): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
+            (smallvec::smallvec![i], smallvec::smallvec![0]);
+        let total = |group: &[usize]| group.iter().map(|d| self.dims[*d].length).product::<usize>();
+        // Groups that fill their tiles badly get the next dimensions of their side, the shorter group first.
+        loop {
+            let (have_i, have_o) = (total(&group_i), total(&group_o));
+            let is_short = |have: usize| 4 * have < 3 * have.next_multiple_of(across);
+            let (short_i, short_o) =
+                (is_short(have_i) && group_i.len() < Group::MOST, is_short(have_o) && group_o.len() < Group::MOST);
+            let by_source = |at: &usize| self.dims[rest[*at]].from.unsigned_abs();
+            let by_target = |at: &usize| self.dims[rest[*at]].to.unsigned_abs();
+            if short_i && (have_i <= have_o || !short_o) {
+                let Some(next) = (0..rest.len()).min_by_key(by_source) else { break };
+                group_i.push(rest.remove(next));
+            } else if short_o {
+                let Some(next) = (0..rest.len()).min_by_key(by_target) else { break };
+                group_o.push(rest.remove(next));
+            } else {
+                break;
+            }
+        }
+        // Both sides are walked in long stretches, one block after the other.
+        for (group, stride) in [(&mut group_i, (|dim| dim.from) as fn(&Step) -> i64), (&mut group_o, |dim| dim.to)] {
+            while group.len() < Group::MOST {
+                let last = &self.dims[group[group.len() - 1]];
+                let end = stride(last).checked_mul(last.length as i64);
+                let Some(next) = rest.iter().position(|d| Some(stride(&self.dims[*d])) == end) else { break };
+                group.push(rest.remove(next));
+            }
+        }
+        (group_i, group_o)
     }
 
     /// Returns whether a neighbour along dimension `i` follows so soon that it is still in the cache.
@@ -177,25 +187,16 @@ impl Pass {
         self.dims[..i].iter().map(|dim| dim.length).product()
     }
 
-    /// Tiles of short runs of small units that are adjacent on both sides.
-    fn pixels(&self, i: usize) -> Option<Launch> {
-        let kernel = *PIXELS.get(self.index())?;
+    /// Returns whether short runs of small units, which are adjacent on both sides, change their order.
+    fn is_of_pixels(&self, i: usize) -> bool {
         let nbytes = self.run * self.unit;
         let (along_i, along_o) = (self.dims[i], self.dims[0]);
-        let adjacent = self.apart == 1 && (along_i.from, along_o.to) == (nbytes as i64, nbytes as i64);
-        let even = |length: usize| length.div_ceil(length.div_ceil(SHIFTED_I / nbytes));
-        if self.run == 1 || nbytes > LONGEST_PIXEL || !adjacent {
-            return None;
-        }
-        let spans = (even(along_i.length), even(along_o.length));
-        if spans.0.min(spans.1) * nbytes < LEAST_OF_PIXELS || self.until(i) <= LONGEST_CACHED {
-            return None;
-        }
-        let mut launch = self.tiled(kernel, &[i], &[0], spans, 0);
-        if let Parameters::Tile(tile) = &mut launch.parameters {
-            tile.pitches = Dim::new(self.run as u32, 0, 0);
-        }
-        Some(launch)
+        self.unit <= 2
+            && (2..=LONGEST_PIXEL / self.unit).contains(&self.run)
+            && self.apart == 1
+            && (along_i.from, along_o.to) == (nbytes as i64, nbytes as i64)
+            && along_i.length.min(along_o.length) * nbytes >= LEAST_OF_PIXELS
+            && self.until(i) > LONGEST_CACHED
     }
 
     /// Tiles of small adjacent units at any address.
