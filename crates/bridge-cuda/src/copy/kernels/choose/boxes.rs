@@ -98,14 +98,17 @@ impl Pass {
         let adjacent = dims.iter().scan(unit, |end, dim| (dim.to == *end).then(|| *end *= dim.length as i64)).count();
         let by_target: Some8<usize> = (0..adjacent).collect();
         let volume = (pass.nbytes() / BLOCKS).clamp(SMALLEST, LARGEST) / pass.unit;
-        let mut best: Option<Shape> = None;
+        // The fastest dimension of the target is not in a line where its units would be in few banks.
+        let lies = dims[0].from == 0 || dims[0].from > 0 && conflicts(pass.unit, dims[0].from as usize) <= 2;
+        let (mut best, mut last): (Option<Shape>, Some8<usize>) = (None, SmallVec::new());
         for written in (3..).map(|n| 1 << n).take_while(|units| *units <= volume) {
             let target = pass.cover(&by_target, written, |dim| dim.to);
             for read in (0..).map(|n| 1 << n).take_while(|units| *units <= volume) {
                 let source = pass.cover(&by_source, read, |dim| dim.from);
                 let chunks: Some8<usize> = target.iter().zip(&source).map(|(a, b)| *a.max(b)).collect();
-                let fits = chunks.iter().product::<usize>() <= 2 * volume;
-                if let Some(shape) = if fits { pass.shape(chunks, &by_source) } else { None }
+                let fits = chunks.iter().product::<usize>() <= 2 * volume && chunks != last;
+                last.clone_from(&chunks);
+                if let Some(shape) = if fits { pass.shape(chunks, &by_source, lies) } else { None }
                     && best.as_ref().is_none_or(|best| shape.cost < best.cost)
                 {
                     best = Some(shape);
@@ -137,9 +140,9 @@ impl Pass {
         chunks
     }
 
-    fn shape(&self, chunks: Some8<usize>, by_source: &[usize]) -> Option<Shape> {
+    fn shape(&self, chunks: Some8<usize>, by_source: &[usize], lies: bool) -> Option<Shape> {
         let (dims, size) = (&self.dims, self.unit);
-        let (lines, runs) = (self.lines(&chunks, by_source), self.runs(&chunks));
+        let (lines, runs) = (self.lines(&chunks, by_source, lies), self.runs(&chunks));
         let spread = |stride: fn(&Step) -> i64| {
             let ends = dims
                 .iter()
@@ -186,14 +189,14 @@ impl Pass {
     }
 
     /// Dimensions that the source has next to each other are in a line, unless the lanes of a warp would meet in one bank.
-    fn lines(&self, chunks: &[usize], by_source: &[usize]) -> Lines {
+    fn lines(&self, chunks: &[usize], by_source: &[usize], lies: bool) -> Lines {
         let (dims, size) = (&self.dims, self.unit as i64);
         let (mut along, mut nbytes): (Some8<usize>, _) = (SmallVec::new(), size);
         let repeated = (0..dims.len()).filter(|d| dims[*d].from == 0);
         for d in repeated.chain(by_source.iter().copied()).filter(|d| chunks[*d] > 1) {
             let from = dims[d].from;
             let fits = (0..=nbytes + (nbytes / 4).max(3 * size)).contains(&from)
-                && (d != 0 || from == 0 || conflicts(self.unit, from as usize) <= 2)
+                && (d != 0 || lies)
                 && nbytes + from * (chunks[d] as i64 - 1) < LARGEST as i64 * 2;
             if fits {
                 nbytes += from * (chunks[d] as i64 - 1);
