@@ -1,13 +1,16 @@
 """Speed of moves between the host and a CUDA device, compared with the frameworks' own.
 
-Four paths take turns in one process, each with bytes of PyTorch:
+Five paths take turns in one process, each with bytes of PyTorch:
 
-- *ours*: ``tb.copy(x, out=y)`` into memory that is there, on the host pageable. The bar is on this one.
+- *ours*: ``tb.copy(x, out=y)`` into memory that is there, on the host pageable.
 - *fresh*: ``tb.to_torch(x, device=...)``. The result is fresh memory. On the host the system clears every page of it at
   its first use and takes it back at the end: that counts.
-- *pinned*: ``copy_(x, non_blocking=True)`` between the device and memory that is pinned already, and a wait. This is
-  only ``cuMemcpyAsync``, the most that the link does.
+- *pinned, ours*: ``tb.copy(x, out=y)`` between the device and memory that is pinned already.
+- *pinned*: ``copy_(x, non_blocking=True)`` between the same two, and a wait. This is only ``cuMemcpyAsync``, the most
+  that the link does.
 - *pageable*: ``x.cpu()`` and ``x.cuda()``.
+
+The bars: *fresh* against *pageable*, *pinned, ours* against *pinned*, and of large ones *ours* against *pinned*.
 
 A move ends when the elements are there: every way waits for its stream.
 
@@ -21,13 +24,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benches.reports import Verdict, conclude, page
+from benches.reports import Verdict, amount, conclude, page
 from benches.rounds import options, per_call, sizes
 from truebridge_conformance import host
 
 MIB = 1 << 20
-#: MiB of a tensor: 64 KiB to 1 GiB.
-SIZES = [0.0625, 1, 64, 256, 1024]
+#: MiB of a tensor: 4 bytes to 1 GiB.
+SIZES = [4 / MIB, 4096 / MIB, 0.0625, 1, 4, 64, 1024]
 #: Rounds that warm caches and pools up, and do not count.
 WARM_UP = 3
 #: Seconds of a batch of moves, and the most moves in one.
@@ -35,6 +38,8 @@ BATCH, MOST = 0.02, 200
 
 #: The least part of the pinned copy's speed, and from how many MiB on.
 PART, FROM = 0.9, 256
+#: The most times that a move takes of the framework's.
+TIMES = 1.03
 
 
 @dataclass
@@ -42,18 +47,22 @@ class Row:
     """One direction and size: medians over the rounds in nanoseconds, and the median of a part within a round."""
 
     direction: str
+    size: str
     mib: float
     ours: float
     fresh: float
+    pinned_ours: float
     pinned: float
     pageable: float
-    #: Speeds of ours and of fresh, as parts of the pinned copy's.
+    #: The speed of ours, as a part of the pinned copy's.
     part: float
-    fresh_part: float
+    #: How many times as long as the framework's own moves ours take, of pageable and of pinned memory.
+    times: float
+    pinned_times: float
 
 
 class Setting:
-    """The four paths for tensors of one size, in one direction."""
+    """The five paths for tensors of one size, in one direction."""
 
     def __init__(self, direction: str, nbytes: int) -> None:
         """Make the tensors, and check that ours moves their bytes."""
@@ -79,6 +88,10 @@ class Setting:
     def fresh(self) -> Any:
         """Move by this package, into fresh memory."""
         return self.tb.to_torch(self.tensor, device=self.target)
+
+    def pinned_ours(self) -> Any:
+        """Copy by this package between memory that is there, pinned on the host."""
+        return self.tb.copy(self.fixed[0], out=self.fixed[1])
 
     def pinned(self) -> Any:
         """Copy between memory that is there, pinned on the host."""
@@ -112,22 +125,27 @@ def measure(sizes: Sequence[float], rounds: int) -> list[Row]:
     rows = []
     for direction in ("down", "up"):
         for size in sizes:
-            setting = Setting(direction, int(size * MIB))
-            ways = [setting.ours, setting.fresh, setting.pinned, setting.pageable]
+            setting = Setting(direction, round(size * MIB))
+            ways = [setting.ours, setting.fresh, setting.pinned_ours, setting.pinned, setting.pageable]
             first = [min(setting.batch(way, 1) for _ in range(WARM_UP)) for way in ways]
             calls = [max(1, min(MOST, int(BATCH * 1e9 / taken))) for taken in first]
             turns = [[setting.batch(way, count) for way, count in zip(ways, calls, strict=True)] for _ in range(rounds)]
-            ours, fresh, pinned, pageable = (statistics.median(figures) for figures in zip(*turns, strict=True))
-            part, fresh_part = (statistics.median(turn[2] / turn[way] for turn in turns) for way in (0, 1))
-            rows.append(Row(direction, size, ours, fresh, pinned, pageable, part, fresh_part))
+            medians = (statistics.median(figures) for figures in zip(*turns, strict=True))
+            compared = [(3, 0), (1, 4), (2, 3)]
+            parts = (statistics.median(turn[one] / turn[other] for turn in turns) for one, other in compared)
+            rows.append(Row(direction, amount(round(size * MIB)), size, *medians, *parts))
     return rows
 
 
 def judge(rows: Sequence[Row]) -> list[Verdict]:
     """Compare with the bar."""
     large = [row for row in rows if row.mib >= FROM]
-    what = "{0.direction}, {0.mib:g} MiB: part of the pinned copy"
-    return [Verdict.at_least(what.format(row), row.part, PART) for row in large]
+    what = "{0.direction}, {1}: {2}"
+    verdicts = [Verdict.at_least(what.format(row, row.size, "part of the link"), row.part, PART) for row in large]
+    for row in rows:
+        for memory, times in (("pageable", row.times), ("pinned", row.pinned_times)):
+            verdicts.append(Verdict.at_most(what.format(row, row.size, f"times PyTorch, {memory}"), times, TIMES))
+    return verdicts
 
 
 def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
@@ -137,10 +155,14 @@ def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verd
         return f"{row.mib * MIB / taken:.1f}"
 
     def line(row: Row) -> str:
-        speeds = " | ".join(speed(row, taken) for taken in (row.ours, row.fresh, row.pinned, row.pageable))
-        parts = f"{row.part:.2f} | {row.fresh_part:.2f}"
-        return f"{row.direction} | {row.mib:g} | {row.ours / 1000:,.1f} | {speeds} | {parts}"
+        figures = (row.ours, row.fresh, row.pinned_ours, row.pinned, row.pageable)
+        taken = " | ".join(f"{ns / 1000:,.1f}" for ns in figures)
+        parts = f"{speed(row, row.ours)} | {row.part:.2f} | {row.times:.2f} | {row.pinned_times:.2f}"
+        return f"{row.direction} | {row.size} | {taken} | {parts}"
 
-    what = "Moves of bytes of PyTorch; *down* is to the host. Speeds in GB/s."
-    head = "direction|:size, MiB|:ours, µs|:ours|:fresh|:pinned|:pageable|:part of pinned|:fresh, part"
+    what = "Moves of bytes of PyTorch; *down* is to the host. Microseconds, and of ours the speed in GB/s."
+    head = (
+        "direction|:size|:ours|:fresh|:pinned, ours|:pinned|:pageable|:ours, GB/s|:part of pinned"
+        "|:fresh ÷ pageable|:pinned, ours ÷ pinned"
+    )
     return page(about, what, head, map(line, rows), verdicts)

@@ -70,3 +70,11 @@ def conclude(
     missed = sum(not verdict.passed for verdict in verdicts)
     print(f"{len(verdicts) - missed} passed, {missed} failed")
     return 1 if missed else 0
+
+
+def amount(nbytes: int) -> str:
+    """Return a number of bytes for people."""
+    units = ["B", "KiB", "MiB", "GiB"]
+    while nbytes >= 1024 and len(units) > 1:
+        nbytes, units = nbytes // 1024, units[1:]
+    return f"{nbytes} {units[0]}"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benches import baseline, growth, settings
-from benches.reports import publish
+from benches.reports import amount, publish
 from benches.settings import Setting
 from truebridge._frameworks.table import ALL
 from truebridge.diagnostics.measure import batch
@@ -180,7 +180,7 @@ def _markdown(about: dict[str, Any], rows: list[Row], verdicts: list[Verdict]) -
     lines += ["|---|---|--:|--:|--:|--:|--:|--:|"]
     for row in rows:
         figures = f"{row.ours:,.0f} | {row.native:,.0f} | {row.floor:,.0f} | {row.ratio:.3f} | {row.over_floor:.2f}"
-        lines.append(f"| {row.path} | {row.streams} | {_words(row.size)} | {figures} |")
+        lines.append(f"| {row.path} | {row.streams} | {amount(row.size)} | {figures} |")
     lines += [
         "",
         "| path | streams | worst / native | bar | worst / floor | bar | slowest / fastest size | verdict |",
@@ -192,10 +192,3 @@ def _markdown(about: dict[str, Any], rows: list[Row], verdicts: list[Verdict]) -
         ratios = f"{verdict.worst_ratio:.3f} | {bar} | {verdict.worst_over_floor:.2f} | {floor_bar}"
         lines.append(f"| {verdict.path} | {verdict.streams} | {ratios} | {verdict.spread:.2f} | {word} |")
     return "\n".join(lines) + "\n"
-
-
-def _words(size: int) -> str:
-    units = ["B", "KiB", "MiB", "GiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size // 1024, units[1:]
-    return f"{size} {units[0]}"

@@ -98,7 +98,7 @@ def moves() -> Picture:
     where = {"down": "to the host", "up": "to the GPU"}
     groups = [
         Group(
-            f"{row['mib']:g} MiB {where[row['direction']]}",
+            f"{row['size']} {where[row['direction']]}",
             about(name),
             [(said, row[key]) for key, said in ways.items()],
         )
