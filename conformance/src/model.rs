@@ -85,7 +85,7 @@ pub fn places(shape: &[i64], strides: &[i64]) -> Vec<i64> {
 }
 
 /// Returns the place of each run of elements that lie one after another, in row-major order, and the elements of a run.
-pub fn runs(shape: &[i64], strides: &[i64]) -> (Vec<i64>, usize) {
+pub(crate) fn runs(shape: &[i64], strides: &[i64]) -> (Vec<i64>, usize) {
     let (mut outer, mut len) = (shape.len(), 1);
     while outer > 0 && strides[outer - 1] == len {
         outer -= 1;
