@@ -50,11 +50,14 @@ const LEAST_PLANE: u64 = 512 << 10;
 /// Points in one line of the cache are gathered where the two fastest dimensions have fewer units of 4 bytes and more.
 const LEAST_OF_LINE: usize = 2304;
 
+/// Copies of fewer bytes gain less in boxes than the first plan of a box takes: 60 µs.
+const SMALL: usize = 256 << 10;
+
 /// Copies of at least so many bytes are faster in boxes than by these kernels, by some only from memory without steps.
 const BOXED: [(Kernel, usize, bool); 11] = [
-    (Kernel::Shifted1, 0, true),
-    (Kernel::Shifted2, 0, true),
-    (Kernel::Tile2, 0, true),
+    (Kernel::Shifted1, SMALL, true),
+    (Kernel::Shifted2, SMALL, true),
+    (Kernel::Tile2, SMALL, true),
     (Kernel::Flat1, 2 << 20, false),
     (Kernel::Flat2, 2 << 20, false),
     (Kernel::Flat4, LARGE, false),
