@@ -329,9 +329,10 @@ fn with_onnxruntime(step: Command, python: &Path) -> Command {
     }
 }
 
-/// This program with another task.
+/// This program with another task. The other lane may build it anew meanwhile: this path is that of what runs.
 pub fn itself(arguments: &[&OsStr]) -> Result<Command> {
-    let path = std::env::current_exe().map_err(|error| error.to_string())?;
+    let running = PathBuf::from("/proc/self/exe");
+    let path = if running.exists() { running } else { std::env::current_exe().map_err(|error| error.to_string())? };
     let mut command = program(path, &[]);
     command.args(arguments);
     Ok(command)
