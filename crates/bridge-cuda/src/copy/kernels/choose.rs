@@ -53,7 +53,7 @@ const LEAST_OF_LINE: usize = 2304;
 /// Copies of fewer bytes gain less in boxes than the first plan of a box takes: 60 µs.
 const SMALL: usize = 256 << 10;
 
-/// Copies of at least so many bytes are faster in boxes than by these kernels, by some only from memory without steps.
+/// Kernels than which boxes are faster, from how many bytes on, and whether only where units of the source are adjacent.
 const BOXED: [(Kernel, usize, bool); 11] = [
     (Kernel::Shifted1, SMALL, true),
     (Kernel::Shifted2, SMALL, true),

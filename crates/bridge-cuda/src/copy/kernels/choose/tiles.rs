@@ -79,10 +79,7 @@ impl Pass {
         }
         // Runs fill a tile worse, the longer they are. Those of large units are read as they lie.
         let longest = if self.unit < VECTOR / 2 || self.apart > 1 { LONGEST_RUN } else { 1 };
-        if self.run > longest {
-            return None;
-        }
-        if self.is_still_cached(i) {
+        if self.run > longest || self.is_still_cached(i) {
             return None;
         }
         let across = side / self.run;
