@@ -57,15 +57,18 @@ def test_a_first_conversion_imports_no_module_of_numpy_that_is_large() -> None:
     assert run(code) == f"{np.__version__.startswith('1.')}\n"
 
 
-def test_the_import_takes_less_than_30_ms() -> None:
+def test_the_import_takes_less_than_a_quarter_of_that_of_numpy() -> None:
     code = """
         import time
-        start = time.process_time()
+        times = [time.process_time()]
         import truebridge
-        print(time.process_time() - start)
+        times.append(time.process_time())
+        import numpy
+        times.append(time.process_time())
+        print((times[1] - times[0]) / (times[2] - times[1]))
     """
-    # Processor time, of the best of a few: other processes on the machine do not count.
-    assert min(float(run(code)) for _ in range(5)) < 0.030
+    # Both in one process, because a machine that is busy makes both slower: 20 ms became 31.
+    assert min(float(run(code)) for _ in range(5)) < 0.25
 
 
 @pytest.mark.parametrize("name", ["doctor", "processes", "open", "trace", "Ticket", "convert_tf_to_pytorch"])
