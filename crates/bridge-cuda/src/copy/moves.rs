@@ -171,8 +171,9 @@ pub(crate) fn kept(device: Device, bytes: &[u8], stream: Stream) -> Result<Box<d
     // Freed in the legacy stream, which always exists.
     let memory = allocate(device, bytes.len(), Stream::LEGACY, None)?;
     let (host, address) = (Host::At(bytes.as_ptr().expose_provenance()), memory.address());
-    let bytes =
-        Bytes { link, pool: &POOL, cuts: &CUTS, device, stream: Stream::LEGACY, address, host, nbytes: bytes.len() };
+    // Staged: to query the legacy stream would end a capture of another stream that waits for it.
+    let cuts = &Cuts { up: Cut { at_once: 0, ..CUTS.up }, ..CUTS };
+    let bytes = Bytes { link, pool: &POOL, cuts, device, stream: Stream::LEGACY, address, host, nbytes: bytes.len() };
     // SAFETY: the memory is fresh, as long as the bytes, and known here only. The bytes are alive during the call.
     unsafe { bytes.up() }?;
     wait(link, (device, Stream::LEGACY))?;
