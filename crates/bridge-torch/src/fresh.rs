@@ -9,8 +9,8 @@ use pyo3::types::IntoPyDict;
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
 
-/// The most elements of a tensor that is made here. Where there is no memory, libtorch also prints its stack to the
-/// standard error: of larger ones, for which that is likely, the time of the call does not matter.
+/// The most elements of a tensor that is made here. Where memory runs out, libtorch prints its stack to the standard
+/// error. Python makes larger tensors: there that is more likely, and the time of the call does not matter.
 const MOST: i64 = 1 << 18;
 
 /// The functions that make a tensor and its object.
@@ -69,8 +69,8 @@ impl Fresh {
         Ok((says(&made)? == says(&other)?).then_some(fresh))
     }
 
-    /// Returns a new tensor; `None` for a large one, where this version names no such dtype, where there is no memory, and
-    /// in a mode of the dispatcher that replaces new tensors, such as `FakeTensorMode`: the function does not ask it.
+    /// Returns a new tensor. Returns `None` for more than [`MOST`] elements, for a dtype that this version does not name,
+    /// where memory runs out, and in a mode of the dispatcher, such as `FakeTensorMode`, which the function does not call.
     pub(crate) fn empty<'py>(
         &self,
         py: Python<'py>,
