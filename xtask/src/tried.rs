@@ -17,7 +17,7 @@ const FOLDERS: [&str; 10] =
 const NEXT: &str = "write create in ";
 
 #[test]
-#[ignore = "builds adapters, which takes minutes: .ci/run runs it"]
+#[ignore = "builds adapters, which takes minutes: .ci/run packages runs it"]
 fn what_new_adapter_writes_is_certified() -> Result<()> {
     let copy = target().join("new-adapter");
     remove(&copy)?;
