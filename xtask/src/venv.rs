@@ -125,7 +125,9 @@ impl Venv {
         if fs::read_to_string(stamp).is_ok_and(|done| done == wanted) {
             return Ok(());
         }
-        let pip = |what: &[&str]| run(program(python, &["-m", "pip", "install", "--quiet"]).args(what));
+        // What is imported is compiled then: to compile all that is installed takes half a minute.
+        let install = ["-m", "pip", "install", "--quiet", "--no-compile"];
+        let pip = |what: &[&str]| run(program(python, &install).args(what));
         println!("installing what {} name", files.join(" and "));
         let together: Vec<&str> = files.iter().flat_map(|file| ["-r", file.as_str()]).collect();
         if pip(&together).is_ok() {
