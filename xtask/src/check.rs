@@ -287,7 +287,7 @@ fn python_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let on_the_host = |step: Command| with(step, VISIBLE, "");
     let tests: &[&str] = &["crates/bridge-python/tests", "conformance/tests/python"];
     let workers = thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_WORKERS)).to_string();
-    let pytest: &[&str] = &[&PYTEST[..], &["-n", &workers, "--dist", "worksteal"]].concat();
+    let pytest: &[&str] = &[&PYTEST[..], &["-n", &workers, "--dist", "loadfile"]].concat();
     vec![
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
         ("pytest", Ok(on_the_host(over_bundle(module(&[pytest, tests]))))),

@@ -91,6 +91,14 @@ def beside_torch() -> Iterator[Warm]:
     warm.close()
 
 
+@pytest.fixture(scope="session")
+def beside_tensorflow() -> Iterator[Warm]:
+    """Runs programs where NumPy, TensorFlow and PyTorch are imported already."""
+    warm = Warm("numpy", "tensorflow", "torch")
+    yield warm
+    warm.close()
+
+
 @pytest.fixture
 def program(beside_torch: Warm) -> Callable[[str], subprocess.CompletedProcess[str]]:
     """Return a function that runs a program, whose exit is not tested, where NumPy and PyTorch are imported."""

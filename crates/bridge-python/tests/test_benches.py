@@ -312,11 +312,9 @@ def test_the_bars_are_parts_of_what_small_pages_take(faults: int, cpu: float, pa
 
 
 def test_every_method_is_measured_and_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store.main(["--device", "cpu", "--sizes", "1,2", "--rounds", "1", "--report", str(tmp_path)])
+    store.main(["--device", "cpu", "--sizes", "2", "--rounds", "1", "--report", str(tmp_path)])
     rows = json.loads((tmp_path / "bench_store.json").read_text(encoding="utf-8"))["rows"]
-    assert {(row["what"], row["mib"]) for row in rows} == {
-        (what, mib) for what in ("hand over", "put", "store", "file") for mib in (1, 2)
-    }
+    assert {(row["what"], row["mib"]) for row in rows} == {(way, 2) for way in ("hand over", "put", "store", "file")}
     assert all(row["right"] and row["milliseconds"] > 0 for row in rows)
     assert "2 MiB attached" in capsys.readouterr().out
 

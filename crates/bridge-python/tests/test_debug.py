@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 import warnings
 import weakref
@@ -19,6 +15,7 @@ import pytest
 
 import capsules
 import truebridge as tb
+from programs import Warm
 from truebridge.diagnostics import debug as debugging
 
 np: Any = pytest.importorskip("numpy")
@@ -367,31 +364,26 @@ def test_a_trace_and_the_mode_go_together(freed: list[bytes]) -> None:
     assert freed[-1] == ONES
 
 
-def test_the_environment_turns_it_on() -> None:
+def test_the_environment_turns_it_on(program: Any) -> None:
     code = """
         import numpy, truebridge as tb, torch
         view = tb.to_torch(numpy.ones(10))
         del view
         print(tb._core.debug_poisoned())
     """
-    for value, poisoned in (("1", "1"), ("0", "0")):
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRUEBRIDGE_DEBUG": value}
-        command = [sys.executable, "-c", textwrap.dedent(code)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
-        assert (done.returncode, done.stdout.strip()) == (0, poisoned), done.stderr
+    for value in ("1", "0"):
+        done = program(code, TRUEBRIDGE_DEBUG=value)
+        assert (done.returncode, done.stdout.strip()) == (0, value), done.stderr
 
 
-def test_a_program_ends_with_views_alive() -> None:
-    code = """
+def test_a_program_ends_with_views_alive(beside_torch: Warm) -> None:
+    done = beside_torch.run("""
         import numpy, truebridge as tb, torch, threading
         debug = tb.debug().__enter__()
         view = tb.to_torch(numpy.ones(10))
         array = tb.to_numpy(torch.ones(10))
         print("end")
-    """
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    """)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "end", "")
 
 

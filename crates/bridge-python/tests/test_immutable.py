@@ -61,9 +61,9 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def program(name: str) -> Iterator[Any]:
+def program(name: str, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Run programs that no pair was warned of before: they have a tensor ``x`` of the framework ``name``."""
-    warm = Warm("numpy", "torch", name)
+    warm = request.getfixturevalue("beside_tensorflow") if name == "tensorflow" else Warm("numpy", "torch", name)
 
     def run(code: str) -> None:
         start = f"name = {name!r}\n{SOURCES[name]}\nx = make()\n"
@@ -71,7 +71,8 @@ def program(name: str) -> Iterator[Any]:
         assert done.returncode == 0, done.stderr
 
     yield run
-    warm.close()
+    if name != "tensorflow":
+        warm.close()
 
 
 def test_a_pair_is_warned_of_once_at_the_line_of_the_program(program: Any) -> None:

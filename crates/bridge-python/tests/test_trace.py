@@ -20,6 +20,7 @@ import pytest
 
 import truebridge as tb
 from conftest import kind_of
+from programs import Warm
 from truebridge import _core, processes
 from truebridge.diagnostics.trace import Event, Trace
 from truebridge_conformance.others import Other
@@ -282,7 +283,8 @@ def test_files_are_recorded(tmp_path: Path) -> None:
     ]
 
 
-def test_edges_of_graphs() -> None:
+def test_edges_of_graphs(beside_tensorflow: Warm) -> None:
+    pytest.importorskip("tensorflow")
     code = """
         import torch, tensorflow as tf, truebridge as tb
         with tb.trace() as trace, tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -296,11 +298,11 @@ def test_edges_of_graphs() -> None:
             tb.to_torch(tf.zeros([2]))
         print([(e.source, e.target, e.error) for e in trace.events])
     """
-    pytest.importorskip("tensorflow")
-    assert run(code).stdout.splitlines() == [
+    done = beside_tensorflow.run(code, frozen=True)
+    assert done.stdout.splitlines() == [
         "[('feed', 'torch', 'tensorflow', (3,)), ('take', 'tensorflow', 'torch', (3,))]",
         "[('tensorflow', 'torch', None)]",
-    ]
+    ], done.stderr
 
 
 def test_a_fork_records_its_own() -> None:
