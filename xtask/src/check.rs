@@ -266,7 +266,7 @@ fn of_cargo(python: &Path, arguments: &[&[&str]]) -> Result<Command> {
     Ok(with(cargo(&arguments.concat()), "PYO3_PYTHON", python))
 }
 
-/// The steps of Python that need no bundle. The kernels are compiled by a package of Python.
+/// The steps of Python that need no bundle.
 fn python_lints(python: &Path) -> Vec<Step> {
     let module = |arguments: &[&[&str]]| Ok(program(python, &[&["-m"], &arguments.concat()[..]].concat()));
     vec![
@@ -275,7 +275,6 @@ fn python_lints(python: &Path) -> Vec<Step> {
         ("mypy", module(&[&["mypy"], &TYPED])),
         ("tables of the documentation", itself(&["generate".as_ref(), "tables".as_ref(), "--check".as_ref()])),
         ("site", itself(&["site".as_ref()])),
-        ("compiled kernels", itself(&["generate".as_ref(), "kernels".as_ref(), "--check".as_ref()])),
     ]
 }
 
