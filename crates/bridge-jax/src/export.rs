@@ -3,6 +3,7 @@
 use crate::devices::raised;
 use crate::driver::{locate, on};
 use crate::runtime::Runtime;
+use crate::turns::{self, in_turn};
 use bridge_core::dlpack::Origin;
 use bridge_core::planted::is_planted;
 use bridge_core::{Access, DType, Device, DeviceKind, Error, ErrorKind, Export, Result, Reuse, Stream};
@@ -26,7 +27,8 @@ pub(crate) fn export(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Export> 
         runtime.export.bind(py).call1((piece(runtime, array, is_single)?, stream))
     };
     let kind = if on_host { DeviceKind::CPU } else { DeviceKind::CUDA };
-    let capsule = on(kind, export).map_err(|error| refused(array, error))?;
+    let capsule = on(kind, || if on_host { export() } else { in_turn(array, export) });
+    let capsule = capsule.map_err(|error| refused(array, error))?;
     // SAFETY: jaxlib keeps DLPack's promises, and has made the legacy default stream wait for an array on a device; how
     // its allocator reuses memory is not known.
     let exported = unsafe { take_capsule(&capsule, &origin) }?;
@@ -81,7 +83,7 @@ fn origin(said: Device, address: usize) -> Result<Origin> {
     }
     let located = if address == 0 { None } else { locate(address)? };
     let allocation = located.map(|(_, range)| range);
-    Ok(Origin::new(Some(Stream::LEGACY), Reuse::Unknown).within(allocation).released_by(Some(drop_guarded)))
+    Ok(Origin::new(Some(Stream::LEGACY), Reuse::Unknown).within(allocation).released_by(Some(turns::release)))
 }
 
 /// Returns the error for an object of JAX that is not an array with memory.

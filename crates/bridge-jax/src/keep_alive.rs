@@ -7,9 +7,10 @@
 
 use crate::driver::on;
 use crate::runtime::Runtime;
+use crate::turns::{self, in_turn};
 use bridge_core::planted::is_planted;
 use bridge_core::{DeviceKind, Stream};
-use bridge_pyo3::{PyTensor, call, with_gil};
+use bridge_pyo3::{PyOwner, PyTensor, call, with_gil};
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -18,7 +19,7 @@ use pyo3::prelude::*;
 #[pyclass(frozen, module = "truebridge", name = "KeepAlive")]
 struct KeepAlive {
     /// `None` only while it is being dropped.
-    export: Option<Py<PyAny>>,
+    export: Option<PyOwner>,
     device: DeviceKind,
     runtime: &'static Runtime,
 }
@@ -27,7 +28,7 @@ impl Drop for KeepAlive {
     fn drop(&mut self) {
         let (export, runtime) = (self.export.take(), self.runtime);
         let release = |py: Python<'_>| {
-            drop(export.map(|export| export.into_bound(py)));
+            export.into_iter().for_each(|export| turns::end(Box::new(export)));
             // jaxlib keeps the array of an export that is dropped, and its memory, until it next collects such arrays.
             if let Err(error) = runtime.collect.bind(py).call0() {
                 error.write_unraisable(py, None);
@@ -47,9 +48,8 @@ pub(crate) fn attach(runtime: &'static Runtime, array: &PyTensor<'_>, stream: Op
     let py = array.py();
     let clone = call(array, intern!(py, "clone"), &[])?;
     let device = if stream.is_some() { DeviceKind::CUDA } else { DeviceKind::CPU };
-    let export = runtime.export.bind(py).call1((clone, stream.map(Stream::handle)))?;
-    array.setattr(
-        intern!(py, "_truebridge"),
-        Bound::new(py, KeepAlive { export: Some(export.unbind()), device, runtime })?,
-    )
+    let export = || runtime.export.bind(py).call1((&clone, stream.map(Stream::handle)));
+    let export = if stream.is_some() { in_turn(&clone, export) } else { export() };
+    let export = PyOwner::new(&export?);
+    array.setattr(intern!(py, "_truebridge"), Bound::new(py, KeepAlive { export: Some(export), device, runtime })?)
 }

@@ -21,6 +21,7 @@ mod import;
 mod keep_alive;
 mod runtime;
 mod streams;
+mod turns;
 mod xla;
 
 use bridge_core::{Adapter, Consumer, Export, Offer, Profile, Result};

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,37 @@ def test_jax_has_the_devices_that_its_platforms_allow(platforms: str, found: boo
     environment = dict(os.environ, JAX_PLATFORMS=platforms)
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert ran.stdout.split() == [str(found)], ran.stderr
+
+
+def test_threads_convert_one_array() -> None:
+    """jaxlib counts the references to an array without a lock: it would abort the process when the array is freed."""
+    code = """
+        import threading, time
+        import jax, torch
+        import truebridge as tb
+
+        array = jax.numpy.arange(256.0)
+
+        def convert():
+            for _ in range(1000):
+                views = [tb.to_torch(array, read_only=True) for _ in range(3)]
+                del views
+
+        threads = [threading.Thread(target=convert) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        torch.cuda.synchronize()
+        while (stats := tb.stats())["pending"]:
+            time.sleep(0.001)
+        print(stats["leased"] - stats["released"], stats["leaked"])
+        del array
+    """
+    run = [sys.executable, "-c", textwrap.dedent(code)]
+    ran = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["0", "0"]
 
 
 def test_an_array_of_jax_is_on_the_device_of_its_memory() -> None:
