@@ -36,7 +36,7 @@ pub enum ErrorKind {
     Missing,
     /// The producer refuses to export the tensor (array API: `BufferError`).
     Refused,
-    /// One of two streams is being captured into a CUDA graph and the other is not.
+    /// A stream is being captured into a CUDA graph: the only one of two, or one where the work would not be captured.
     Captured,
     /// A framework, the host or the device is out of memory.
     OutOfMemory,

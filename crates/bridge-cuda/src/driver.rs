@@ -318,7 +318,7 @@ const ADVICE: &[(u32, u32, ErrorKind, &str)] = &[
     (700, 700, ErrorKind::Driver, LOST),
     (709, 709, ErrorKind::Driver, "the device was reset: restart the process"),
     (710, 719, ErrorKind::Driver, LOST),
-    (900, 908, ErrorKind::Driver, "a stream is being captured: exchange the tensor before, or on that stream"),
+    (900, 908, ErrorKind::Captured, "a stream is being captured: exchange the tensor before, or on that stream"),
 ];
 
 const LOST: &str = "a kernel failed earlier and its context is lost: restart the process";

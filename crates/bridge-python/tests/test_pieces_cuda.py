@@ -124,6 +124,29 @@ def test_a_copier_is_made_before_a_capture() -> None:
     assert error.value.kind == "captured"
 
 
+def test_a_copier_that_is_made_leaves_the_capture_of_another_stream_whole() -> None:
+    """CUDA forbids the legacy stream while a blocking stream is captured."""
+    sources = [torch.full((100,), 3.0, device="cuda") for _ in range(300)]
+    targets = [torch.zeros_like(source) for source in sources]
+    counter, captured = cupy.zeros(4), cupy.cuda.Stream()
+    torch.cuda.synchronize()
+    with captured:
+        captured.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+        counter += 1
+    with torch.cuda.stream(torch.cuda.Stream()):
+        try:
+            tb.copier(sources, out=targets)()
+        except tb.BridgeError as error:
+            assert error.kind == "captured"
+    with captured:
+        graph = captured.end_capture()
+        graph.launch()
+    torch.cuda.synchronize()
+    assert counter.tolist() == [1, 1, 1, 1]
+    tb.copier(sources, out=targets)()
+    assert all(bool((target == 3).all()) for target in targets)
+
+
 @pytest.mark.parametrize(("count", "calls"), [(100, 100), (20_000, 1)])
 def test_the_host_does_not_wait(count: int, calls: int) -> None:
     source = torch.rand(count * 1000, device="cuda")

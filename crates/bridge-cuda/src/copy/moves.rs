@@ -160,13 +160,17 @@ pub(crate) fn upload(device: Device, bytes: &[u8], stream: Stream) -> Result<Blo
 ///
 /// # Errors
 ///
-/// Those of the driver, and [`ErrorKind::Captured`] where `stream` is being captured.
+/// Those of the driver, and [`ErrorKind::Captured`] where `stream` or any blocking stream is being captured.
 pub(crate) fn kept(device: Device, bytes: &[u8], stream: Stream) -> Result<Box<dyn DeviceBuffer>> {
     let link = crate::link()?;
-    // SAFETY: the stream is alive, as the module says.
-    if unsafe { link.is_captured(device, stream) }? {
-        let text = format!("{stream} is being captured into a CUDA graph: prepare the copies before the capture");
-        return Err(Error::new(ErrorKind::Captured, text));
+    for stream in [stream, Stream::LEGACY] {
+        // SAFETY: the streams are alive, as the module says.
+        if unsafe { link.is_captured(device, stream) }? {
+            let text = format!(
+                "{stream}, or a stream that it would wait for, is being captured into a CUDA graph: prepare the copies before the capture"
+            );
+            return Err(Error::new(ErrorKind::Captured, text));
+        }
     }
     // Freed in the legacy stream, which always exists.
     let memory = allocate(device, bytes.len(), Stream::LEGACY, None)?;
