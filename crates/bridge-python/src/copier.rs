@@ -287,10 +287,10 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// Raises
 /// ------
 /// BridgeError
-///     As for ``copy``. ``kind`` is ``"captured"`` while the target's current stream is captured into a CUDA graph. A
-///     call raises ``"layout"`` for a tensor that it looks at whose memory, shape or strides have changed, ``"gone"``
-///     for memory of another process that has ended or has revoked it, and ``"captured"`` where it is captured and
-///     moves elements between the host and a device.
+///     As for ``copy``. ``kind`` is ``"captured"`` while the target's current stream, or any blocking stream, is captured
+///     into a CUDA graph. A call raises ``"layout"`` for a tensor that it looks at whose memory, shape or strides have
+///     changed, ``"gone"`` for memory of another process that has ended or has revoked it, and ``"captured"`` where it
+///     is captured and moves elements between the host and a device.
 ///
 /// Notes
 /// -----
