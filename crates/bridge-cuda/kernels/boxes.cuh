@@ -28,7 +28,7 @@ template <typename Unit> __device__ __forceinline__ u32 read_word(const char *at
     return word.item;
 }
 
-// Lines of units of at most a word are read in vectors, and shifted so that each begins with a word. With `INSIDE` the
+// Lines are read in vectors, and shifted so that each begins with a word. With `INSIDE` the
 // source has all bytes of these vectors.
 template <typename Unit, bool INSIDE> __device__ __forceinline__ void read_lines(const Box &p, const char *start, const int *lines, u32 nbytes, char *cells) {
     constexpr int EACH = 4, SIZE = sizeof(Unit);
@@ -48,7 +48,7 @@ template <typename Unit, bool INSIDE> __device__ __forceinline__ void read_lines
             place[k] = (int)(4 * vector - beyond / 4), shift[k] = 8 * (beyond & 3);
             cell[k] = (u32 *)(cells + line * p.pitch) + place[k];
             if (place[k] >= (int)length) continue;
-            const bool more = SIZE < 4 && shift[k] && place[k] + 4 < (int)((nbytes + (beyond & 3) + 3) / 4);
+            const bool more = shift[k] && place[k] + 4 < (int)((nbytes + (beyond & 3) + 3) / 4);
             if (INSIDE || (at >= low && at + (more ? 20 : 16) <= high)) {
                 const u128 four = load<u128>(at);
                 words[k][0] = four.x, words[k][1] = four.y, words[k][2] = four.z, words[k][3] = four.w;
@@ -66,57 +66,25 @@ template <typename Unit, bool INSIDE> __device__ __forceinline__ void read_lines
         for (int k = 0; k < EACH; ++k)
 #pragma unroll
             for (int m = 0; m < 4; ++m)
-                if ((u32)(place[k] + m) < length) cell[k][m] = SIZE < 4 ? __funnelshift_r(words[k][m], words[k][m + 1], shift[k]) : words[k][m];
+                if ((u32)(place[k] + m) < length) cell[k][m] = __funnelshift_r(words[k][m], words[k][m + 1], shift[k]);
     }
 }
-
-// Larger units, one by one.
-template <typename Unit> __device__ __forceinline__ void read_units(const Box &p, const char *start, const int *lines, u32 nbytes, char *cells) {
-    constexpr int EACH = 4;
-    const u32 all = p.lines * p.vectors.length, length = nbytes / sizeof(Unit);
-    for (u32 first = threadIdx.x; first < all; first += THREADS * EACH) {
-        Unit units[EACH];
-        u32 line[EACH], unit[EACH];
-#pragma unroll
-        for (int k = 0; k < EACH; ++k) {
-            const u32 n = first + k * THREADS;
-            line[k] = divide(n, p.vectors), unit[k] = n - line[k] * p.vectors.length;
-            if (n >= all || lines[line[k]] == NONE) unit[k] = length;
-            if (unit[k] < length) units[k] = load<Unit>(start + ((i64)lines[line[k]] + unit[k]) * sizeof(Unit));
-        }
-#pragma unroll
-        for (int k = 0; k < EACH; ++k)
-            if (unit[k] < length) *(Unit *)(cells + line[k] * p.pitch + unit[k] * sizeof(Unit)) = units[k];
-    }
-}
-
-// What a thread puts together: 8 bytes, or a unit.
-template <typename Unit> struct Together {
-    typedef u64 Item;
-};
-template <> struct Together<u128> {
-    typedef u128 Item;
-};
 
 // Puts an item together whose units begin with another one, so that the lanes of a warp meet no bank conflict.
 template <int COUNT> __device__ __forceinline__ u64 turned(u64 item, u32 turn) {
-    if (COUNT == 1) return item;
     u32 low = (u32)item, high = (u32)(item >> 32);
     if (turn & COUNT / 2) {
         const u32 other = low;
         low = high, high = other;
     }
-    if (COUNT == 2) return (u64)high << 32 | low;
     const u32 by = 64 / COUNT * (turn & (COUNT / 2 - 1));
     return (u64)__funnelshift_l(low, high, by) << 32 | __funnelshift_l(high, low, by);
 }
-template <int COUNT> __device__ __forceinline__ u128 turned(u128 item, u32) { return item; }
 
-// Writes the runs by items, each aligned to its size.
+// Writes the runs by items of eight bytes, each aligned.
 template <typename Unit> __device__ __forceinline__ void write_runs(const Box &p, char *to, const Run *runs, const u16 *places, const char *cells) {
-    typedef typename Together<Unit>::Item Item;
-    constexpr int SIZE = sizeof(Unit), COUNT = Pack<Item, Unit>::COUNT;
-    const Item mask = flips<Item>(p.sides);
+    constexpr int SIZE = sizeof(Unit), COUNT = 8 / SIZE;
+    const u64 mask = flips<u64>(p.sides);
     const u32 row = divide(threadIdx.x, p.lanes), lane = threadIdx.x - row * p.lanes.length, rows = p.rows;
     const u32 turn = (threadIdx.x & 31) / (32 / COUNT);
     if (row >= rows) return;
@@ -130,20 +98,20 @@ template <typename Unit> __device__ __forceinline__ void write_runs(const Box &p
         for (u32 n = row; n < p.runs; n += rows) {
             const u64 both = *(const u64 *)&runs[n];
             const Run run = *(const Run *)&both;
-            const u32 beyond = ((u32)(u64)to + (u32)run.to * SIZE) & (sizeof(Item) - 1);
-            if (COUNT > 1 && beyond != known || COUNT == 1 && known) {
-                known = COUNT > 1 ? beyond : 0, first = item - (int)(COUNT > 1 ? beyond / SIZE : 0);
+            const u32 beyond = ((u32)(u64)to + (u32)run.to * SIZE) & 7;
+            if (beyond != known) {
+                known = beyond, first = item - (int)(beyond / SIZE);
                 // The units that a run has for the item to be whole.
                 whole = first < 0 ? 1 << 30 : first + COUNT, mine = to + (i64)first * SIZE;
 #pragma unroll
                 for (int j = 0; j < COUNT; ++j) cell[j] = cells + places[min(max(first + (int)((j + turn) % COUNT), 0), (int)p.units - 1)];
             }
             char *at = mine + (i64)run.to * SIZE;
-            Pack<Item, Unit> pack;
+            Pack<u64, Unit> pack;
             if (run.units >= whole) {
 #pragma unroll
                 for (int j = 0; j < COUNT; ++j) pack.units[j] = *(const Unit *)(cell[j] + run.cell);
-                store<Item>(at, turned<COUNT>(pack.item, turn) ^ mask);
+                store<u64>(at, turned<COUNT>(pack.item, turn) ^ mask);
             } else if (first < (int)run.units) {
 #pragma unroll
                 for (int j = 0; j < COUNT; ++j) {
@@ -219,11 +187,9 @@ template <typename Unit> __device__ __forceinline__ void boxes(const Box &p) {
     }
     __syncthreads();
     const char *start = p.sides.from + from;
-    if constexpr (SIZE <= 4) {
-        const bool inside = from + p.below >= p.low + 15 && from + p.above + nbytes + 35 <= p.high;
-        if (inside) read_lines<Unit, true>(p, start, lines, nbytes, cells);
-        else read_lines<Unit, false>(p, start, lines, nbytes, cells);
-    } else read_units<Unit>(p, start, lines, nbytes, cells);
+    const bool inside = from + p.below >= p.low + 15 && from + p.above + nbytes + 35 <= p.high;
+    if (inside) read_lines<Unit, true>(p, start, lines, nbytes, cells);
+    else read_lines<Unit, false>(p, start, lines, nbytes, cells);
     __syncthreads();
     write_runs<Unit>(p, p.sides.to + to, runs, places, cells);
 }

@@ -37,13 +37,13 @@ struct Sides {
     u32 flips[4];
 };
 
-// For kernels that walk the target in its own order. `extra` and `joined` are the kernel's own. `unit` is the binary
+// For kernels that walk the target in its own order. `extra` and `mode` are the kernel's own. `unit` is the binary
 // logarithm of its bytes. `near`: all offsets fit into 32 bits. The source reaches from `low` to `high` bytes after its first unit.
 struct Flat {
     Sides sides;
     i64 extra, low, high;
     u32 items;
-    u8 ndim, unit, near, joined;
+    u8 ndim, unit, near, mode;
     Dim dims[64];
 };
 

@@ -17,22 +17,27 @@
     extern "C" __global__ void __launch_bounds__ bounds name(const __grid_constant__ Flat p) { NEAR(kind, __VA_ARGS__); }
 #define FLAT(name, kind, ...) FLAT_OF((THREADS), name, kind, __VA_ARGS__)
 
-// `unit` is the binary logarithm of the unit's bytes. Units of `flat` and `gather` have a kernel each: a switch cost them up
-// to 5 %.
-__device__ __forceinline__ void rows_any(const Flat &p) {
-    if (p.unit == 0) NEAR(rows, u8);
-    else if (p.unit == 1) NEAR(rows, u16);
-    else NEAR(rows, u32);
-}
+// `unit` is the binary logarithm of the unit's bytes. Units of `flat`, `gather` and `pieces` have a kernel each: a switch cost
+// them up to 5, 5 and 20 %.
 __device__ __forceinline__ void turn_any(const Flat &p) {
     if (p.unit == 0) NEAR(turn, u8);
     else if (p.unit == 1) NEAR(turn, u16);
     else if (p.unit == 2) NEAR(turn, u32);
     else NEAR(turn, u64);
 }
+__device__ __forceinline__ void rows_any(const Flat &p) {
+    if (p.mode == TURNED) turn_any(p);
+    else if (p.unit == 0) NEAR(rows, u8);
+    else if (p.unit == 1) NEAR(rows, u16);
+    else NEAR(rows, u32);
+}
 __device__ __forceinline__ void boxes_small(const Box &p) {
     if (p.unit == 0) boxes<u8>(p);
     else boxes<u16>(p);
+}
+__device__ __forceinline__ void words_any(const Tile &p) {
+    if (p.pitch == 1) vectors<u32, 1, 128, 128, THREADS>(p);
+    else vectors<u32, 2, 128, 128, THREADS>(p);
 }
 
 FLAT_OF((128), flat1, flat, u8, 4, 128)
@@ -40,18 +45,15 @@ FLAT_OF((128), flat2, flat, u16, 4, 128)
 FLAT_OF((128), flat4, flat, u32, 4, 128)
 FLAT_OF((128), flat8, flat, u64, 4, 128)
 FLAT_OF((128), flat16, flat, u128, 2, 128)
-FLAT(gather1, gather, u32, u8, 4)
 FLAT(gather2, gather, u64, u16, 2)
 FLAT(gather4, gather, u128, u32, 2)
-FLAT(gather8, gather, u128, u64, 2)
 KERNEL(rows, Flat, rows_any)
-KERNEL(turn, Flat, turn_any)
 KERNEL(tile2, Tile, (tile<u16, 64>))
 KERNEL(tile4, Tile, (tile<u32, 64>))
-KERNEL(tile8, Tile, (tile<u64, 64>))
+KERNEL(tile4_small, Tile, (tile<u32, 32>))
+KERNEL(tile8, Tile, (tile<u64, 32>))
 KERNEL(tile16, Tile, (tile<u128, 32>))
-KERNEL(words1, Tile, (vectors<u32, 1, 128, 128, THREADS>))
-KERNEL(words2, Tile, (vectors<u32, 2, 128, 128, THREADS>))
+KERNEL(words, Tile, words_any)
 KERNEL_OF((THREADS, 4), shifted1, Tile, shifted<1>)
 KERNEL(shifted2, Tile, shifted<2>)
 KERNEL(vectors1, Tile, (vectors<u128, 1, 128, 128, THREADS>))
@@ -62,12 +64,9 @@ KERNEL(vectors4, Tile, (vectors<u128, 4, 64, 64, THREADS>))
 KERNEL(split1, Tile, split<u8>)
 KERNEL(split2, Tile, split<u16>)
 KERNEL(split4, Tile, split<u32>)
-KERNEL(split8, Tile, split<u64>)
 KERNEL(box, Box, boxes_small)
-KERNEL(box4, Box, boxes<u32>)
 KERNEL(pieces1, Pieces, pieces<u8>)
 KERNEL(pieces2, Pieces, pieces<u16>)
 KERNEL(pieces4, Pieces, pieces<u32>)
-KERNEL(pieces8, Pieces, pieces<u64>)
 KERNEL(pieces16, Pieces, pieces<u128>)
 KERNEL(cast, Casts, casts)

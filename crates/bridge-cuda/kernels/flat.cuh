@@ -91,6 +91,10 @@ template <typename Offset, typename Item, typename Unit, int EACH> __device__ __
     }
 }
 
+// What `rows` copies: rows into a target with gaps or without, or vectors that are turned around. The numbers are those of
+// Flat::mode.
+enum Rows { APART, JOINED, TURNED };
+
 // Vectors of 16 bytes whose units the target has in reverse.
 template <typename Offset, typename Unit> __device__ __forceinline__ void turn(const Flat &p) {
     constexpr int EACH = 2;
@@ -187,6 +191,6 @@ template <typename Offset, typename Unit> __device__ __forceinline__ void joined
 }
 
 template <typename Offset, typename Unit> __device__ __forceinline__ void rows(const Flat &p) {
-    if (p.joined) joined<Offset, Unit>(p);
+    if (p.mode == JOINED) joined<Offset, Unit>(p);
     else apart<Offset, Unit>(p);
 }

@@ -110,7 +110,7 @@ template <> struct Square<4> {
     static __device__ __forceinline__ void transpose(u32 (&)[1]) {}
 };
 
-// Elements of `SIZE` bytes in vectors of 1 or 4 words that are aligned on both sides. A thread takes squares of
+// Elements of `SIZE` bytes, which `pitch` says too, in vectors of 1 or 4 words that are aligned on both sides. A thread takes squares of
 // elements and transposes them in registers. `cells` holds rows of the target, their groups of four words permuted so
 // that no access meets a bank conflict.
 template <typename Vector, int SIZE, int TI, int TO, int THREADS> __device__ __forceinline__ void vectors(const Tile &p) {

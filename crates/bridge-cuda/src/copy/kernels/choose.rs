@@ -2,12 +2,14 @@
 
 mod boxes;
 mod channels;
+mod cost;
 mod flat;
 mod tiles;
 
 use super::parameters::{Dim, Flat, Group, Sides, Tile, dims};
 use super::table::Kernel;
 use crate::copy::plan::{Dim as Step, Walk};
+use cost::{Candidate, Chunks, Traffic, Work};
 use smallvec::SmallVec;
 
 /// The largest unit, and the alignment of vectors, in bytes.
@@ -16,66 +18,21 @@ const VECTOR: usize = 16;
 /// The most units of one launch, so that every index fits into 31 bits.
 pub(crate) const MOST_UNITS: usize = 1 << 31;
 
-/// Rows of fewer bytes are moved in tiles where the order changes.
-const SHORT_ROW: usize = 64;
+/// Rows of at least so many bytes are copied as they lie.
+const LONG_ROW: usize = 512;
 
-/// Repeated units of at least 8 bytes, and smaller ones, are read where they lie up to so many bytes: they stay in the
-/// caches.
-const CACHED_LARGE: usize = 4 << 20;
-const CACHED_SMALL: usize = 4 << 10;
-
-/// The least points of a row that is copied together with its channels or with what repeats.
-const LEAST_POINTS: usize = 64;
-
-/// Bytes that a thread moves at once where units are smaller.
+/// Bytes that a thread moves at once where units are smaller, and that the caches deliver at once.
 const WORD: usize = 4;
-
-/// Bytes that the memory delivers at once, and those of a line of the caches.
 const SECTOR: u64 = 32;
-const LINE: u64 = 128;
 
-/// The least units across a tile: with fewer most of it is empty.
-const LEAST_ACROSS: usize = 12;
+/// A unit that repeats fewer times does not fill a side of a tile.
+const FEW_TIMES: usize = 12;
 
-/// The most units that a tile keeps together.
+/// The most units of a tile that are kept together.
 const LONGEST_RUN: usize = 2;
-
-/// Copies of fewer bytes stay in the cache: pairs of large units with gaps between them are not moved in tiles there, and
-/// halves of one row not stored one by one.
-const LEAST_APART: usize = 10 << 20;
-
-/// Lines of the source that are next to each other in the target stay in the cache where they reach over fewer bytes.
-const LEAST_PLANE: u64 = 512 << 10;
-
-/// Points in one line of the cache are gathered where the two fastest dimensions have fewer units of 4 bytes and more.
-const LEAST_OF_LINE: usize = 2304;
 
 /// Copies of fewer bytes gain less in boxes than the first plan of a box takes: 60 µs.
 const SMALL: usize = 256 << 10;
-
-/// Kernels than which boxes are faster, from how many bytes on, and whether only where units of the source are adjacent.
-const BOXED: [(Kernel, usize, bool); 11] = [
-    (Kernel::Shifted1, SMALL, true),
-    (Kernel::Shifted2, SMALL, true),
-    (Kernel::Tile2, SMALL, true),
-    (Kernel::Flat1, 2 << 20, false),
-    (Kernel::Flat2, 2 << 20, false),
-    (Kernel::Flat4, LARGE, false),
-    (Kernel::Gather1, LARGE, true),
-    (Kernel::Gather2, LARGE, true),
-    (Kernel::Split1, LARGE, false),
-    (Kernel::Split2, LARGE, false),
-    (Kernel::Split4, LARGE, false),
-];
-
-/// Lines of at most so many bytes are read in boxes as a whole, also where these end within sectors of the target.
-const SHORT_LINE: usize = 256;
-
-/// Boxes lose where so many bytes are read for each that is copied: their lines are short.
-const MOST_READ: usize = 3;
-
-/// Copies of more bytes are far beyond the caches.
-const LARGE: usize = 64 << 20;
 
 /// A launch, with offsets instead of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +51,9 @@ pub(crate) enum Parameters {
     Tile(Box<Tile>),
     Box(Box<super::parameters::Box>),
 }
+
+/// The launches that make a copy, the simplest first.
+type Candidates = Vec<Candidate>;
 
 /// Dimensions, the fastest first.
 type Steps = SmallVec<[Step; 6]>;
@@ -125,10 +85,12 @@ pub(crate) fn choose(walk: Walk, beyond: (usize, usize), flips: u128) -> Option<
     Some(launches)
 }
 
-/// Returns the launch in boxes, if there is one, whatever is faster.
+/// Returns every launch that makes the copy, whatever is faster, also the box of a small one.
 #[cfg(test)]
-pub(super) fn boxed(walk: Walk, beyond: (usize, usize), flips: u128) -> Option<Launch> {
-    Pass::new(walk, beyond, flips)?.boxed().map(|boxed| boxed.launch)
+pub(super) fn candidates(walk: Walk, beyond: (usize, usize), flips: u128) -> Option<Vec<Launch>> {
+    let pass = Pass::new(walk, beyond, flips)?;
+    let boxed = if pass.nbytes() < SMALL { pass.boxed() } else { None };
+    Some(pass.candidates().into_iter().chain(boxed).map(|candidate| candidate.launch).collect())
 }
 
 impl Pass {
@@ -193,40 +155,43 @@ impl Pass {
         Sides { from: self.from, to: self.to, flips: self.flips }
     }
 
+    /// Returns the launch that costs least.
     fn launch(self) -> Launch {
-        if let Some(launch) = self.rows() {
-            return launch;
-        }
-        let transposed = if self.run * self.unit < SHORT_ROW { self.transposed() } else { None };
-        let launch = transposed.unwrap_or_else(|| self.clone().flat());
-        self.in_place_of(launch.kernel).unwrap_or(launch)
-    }
-
-    /// A copy in boxes where that is faster than by a kernel.
-    fn in_place_of(&self, kernel: Kernel) -> Option<Launch> {
-        let (_, least, dense) = BOXED.iter().find(|(slower, ..)| *slower == kernel)?;
-        let adjacent = self.dims.iter().find(|dim| dim.from.unsigned_abs() == self.unit as u64);
-        let is_dense = self.run > 1 && self.apart == 1 || adjacent.is_some();
-        if self.nbytes() < *least || *dense && !is_dense {
-            return None;
-        }
-        let boxed = self.boxed()?;
-        let loses = match kernel {
-            _ if boxed.reads >= MOST_READ => true,
-            Kernel::Shifted1 | Kernel::Shifted2 => {
-                boxed.cuts_sectors && adjacent.is_some_and(|dim| dim.length * self.unit > SHORT_LINE)
-            }
-            Kernel::Tile2 => boxed.cuts_sectors,
-            _ => boxed.cuts_rows,
+        let mut candidates = self.candidates();
+        let units = self.in_units();
+        let least = if candidates.len() > 1 {
+            let traffic = Traffic::new(&units);
+            let costs = candidates.iter().map(|candidate| candidate.cost(&traffic));
+            costs.enumerate().min_by(|one, other| one.1.total_cmp(&other.1)).map_or(0, |(index, _)| index)
+        } else {
+            0
         };
-        (!loses).then_some(boxed.launch)
+        candidates.swap_remove(least).launch
     }
 
-    /// Returns whether the target's fastest dimension steps by at most a line of the cache, and its next one, which is `i`, is
-    /// the fastest of the source, with few units in both.
-    fn is_in_line(&self, i: usize) -> bool {
-        let (points, channels) = (&self.dims[0], &self.dims[i]);
-        i == 1 && points.from.unsigned_abs() <= LINE && points.length * channels.length < LEAST_OF_LINE
+    fn candidates(&self) -> Candidates {
+        let mut found = self.in_order();
+        let (nbytes, unit) = (self.run * self.unit, self.unit as i64);
+        if nbytes >= LONG_ROW || self.dims.is_empty() {
+            return found;
+        }
+        if let Some(i) = self.fastest_of_source() {
+            match i {
+                0 => found.extend(self.beyond_few()),
+                // What repeats in the target's own order is read from the cache.
+                _ if self.dims[0].from == 0 => {}
+                _ => {
+                    found.extend(self.tiles(i));
+                    let few = self.dims[0].length;
+                    let is_run = self.unit <= 2 && self.run == 1 && few == LONGEST_RUN && self.dims[0].to == unit;
+                    found.extend(self.split(1).or_else(|| if is_run { self.split(few) } else { None }));
+                }
+            }
+        }
+        if self.nbytes() >= SMALL {
+            found.extend(self.boxed());
+        }
+        found
     }
 
     /// Returns the bytes that are copied.
@@ -234,85 +199,25 @@ impl Pass {
         self.dims.iter().fold(self.run * self.unit, |nbytes, dim| nbytes * dim.length)
     }
 
-    /// A change of order, if there is one: the fastest dimension of the source is not that of the target.
-    fn transposed(&self) -> Option<Launch> {
-        // What repeats is read from the cache.
-        if self.dims.first()?.from == 0 {
-            return None;
-        }
-        if self.is_mixed()
-            && let Some(boxed) = self.boxed()
-        {
-            return Some(boxed.launch);
-        }
-        let mut i = self.fastest_of_source()?;
-        // One load of a repeated unit reads one sector, whatever lies next to it.
-        if self.dims[i].from.unsigned_abs() >= SECTOR {
-            let repeats = |d: &usize| self.dims[*d].from == 0 && self.dims[*d].length >= LEAST_ACROSS;
-            i = (0..self.dims.len()).find(repeats).unwrap_or(i);
-        }
-        // Vectors lose little in rows of a few, and where they are close to each other.
-        let lose_little = self.dims[0].length < 16 || self.dims[0].from.unsigned_abs() <= 2 * SECTOR;
-        let is_alone = self.dims[i].from.unsigned_abs() >= LINE;
-        if (self.unit == VECTOR && (lose_little || is_alone)) || self.is_cached() {
-            return None;
-        }
-        if i == 0 {
-            return self.beyond_few();
-        }
-        if self.unit >= 4 && (self.is_still_cached(i) || self.is_in_line(i)) {
-            return None;
-        }
-        let few = self.dims[0].length;
-        let is_run = self.unit <= 2 && self.run == 1 && few == 2 && self.dims[0].to == self.unit as i64;
-        if self.is_joined()
-            && let Some(boxed) = self.boxed()
-        {
-            return Some(boxed.launch);
-        }
-        self.split(1)
-            .or_else(|| if is_run { self.split(few) } else { None })
-            .or_else(|| if self.is_near() { None } else { self.forwards(1).tiles(i) })
-    }
-
-    /// Returns whether the source repeats units that are few enough for the caches. Many in a row that are far from each
-    /// other take too much of what the caches deliver.
-    fn is_cached(&self) -> bool {
-        let is_dense = self.unit == VECTOR || self.dims[0].length * self.unit <= 2 * SECTOR as usize;
-        let most = if self.unit >= 8 && is_dense { CACHED_LARGE } else { CACHED_SMALL };
-        let moving = self.dims.iter().filter(|dim| dim.from != 0);
-        moving.clone().count() < self.dims.len()
-            && moving.fold(self.run * self.unit, |nbytes, dim| nbytes * dim.length) <= most
-    }
-
-    /// A change of order beyond a few units that are the fastest on both sides, with gaps in the source.
-    fn beyond_few(&self) -> Option<Launch> {
+    /// Tiles beyond a few units that are the fastest on both sides, with gaps in the source.
+    fn beyond_few(&self) -> Candidates {
         let mut pass = self.clone();
         let (few, unit) = (pass.dims.remove(0), self.unit as i64);
-        let least = if self.unit >= 8 { LEAST_APART } else { 0 };
-        let is_run = self.run == 1 && few.length <= LONGEST_RUN && few.to == unit && self.nbytes() >= least;
-        let i = pass.fastest_of_source().filter(|i| *i > 0)?;
-        let next = pass.dims[0];
-        let is_wide = pass.dims[i].length.min(next.length) >= LEAST_ACROSS;
-        let is_far = next.from.unsigned_abs() * next.length as u64 >= LEAST_PLANE;
-        if !is_run || !is_wide || !is_far || !(1..=2 * SECTOR as i64).contains(&few.from) {
-            return None;
+        let is_run = self.run == 1 && few.length <= LONGEST_RUN && few.to == unit;
+        if !is_run || !(1..=2 * SECTOR as i64).contains(&few.from) {
+            return Candidates::new();
         }
         (pass.run, pass.apart) = (few.length, (few.from / unit) as usize);
-        pass.forwards(1).tiles(i)
+        match pass.fastest_of_source() {
+            Some(i) if i > 0 => pass.tiles(i),
+            _ => Candidates::new(),
+        }
     }
 
     /// Returns the dimension that is the fastest of the source.
     fn fastest_of_source(&self) -> Option<usize> {
         let speed = |d: &usize| self.dims[*d].from.unsigned_abs();
         (0..self.dims.len()).filter(|d| speed(d) > 0).min_by_key(speed)
-    }
-
-    /// Returns whether the target's fastest dimension takes small units from sectors that it mostly uses: gathering them
-    /// is faster than small units in tiles.
-    fn is_near(&self) -> bool {
-        let most = if self.unit == 4 { SECTOR } else { 4 * self.unit as u64 };
-        self.unit <= 4 && self.dims[0].from.unsigned_abs() <= most
     }
 
     /// The same with the source forwards in all dimensions but the first `kept`: the target may run backwards then.
@@ -345,7 +250,7 @@ impl Pass {
         let tile = Tile {
             sides: self.sides(),
             run,
-            pitch: 0,
+            pitch: self.unit as u32,
             extent: self.apart as u32,
             pitches: Dim::default(),
             span_i,

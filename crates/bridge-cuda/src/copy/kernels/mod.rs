@@ -41,10 +41,12 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
     if from.layout.numel() == 0 {
         return Ok(());
     }
-    if flips == 0 && from.layout.is_compact() && to.layout.is_compact() {
-        let link = crate::link()?;
+    if flips == 0
+        && let Some(below) = in_one_run(from.layout, to.layout)
+    {
+        let start = |side: Strided<'_>| (side.device, side.data - below);
         // SAFETY: the caller's promises.
-        return unsafe { link.copy((from.device, from.data), (to.device, to.data), from.layout.nbytes(), stream) };
+        return unsafe { crate::link()?.copy(start(from), start(to), from.layout.nbytes(), stream) };
     }
     let Some(launches) = planned(&from, &to, flips) else {
         return Err(askew());
@@ -70,6 +72,17 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
         launched.map_err(|error| halfway(done, error))?;
     }
     Ok(())
+}
+
+/// Returns the bytes below the first element where both sides are one run of memory in the same order.
+fn in_one_run(from: &Layout, to: &Layout) -> Option<usize> {
+    let (below, above) = from.byte_extent();
+    let may_be = from.strides() == to.strides() && below + above == from.nbytes();
+    let is_run = || Walk::new(from, to).is_some_and(|walk| walk.widen().dims.is_empty());
+    match from.is_compact() && to.is_compact() {
+        true => Some(0),
+        false => (may_be && is_run()).then_some(below),
+    }
 }
 
 /// Makes a copy of any kind: see [`copy`].

@@ -92,10 +92,14 @@ pub(crate) struct Flat {
     pub unit: u8,
     /// Whether all offsets fit into 32 bits.
     pub near: u8,
-    /// Whether rows are joined in a target without gaps.
-    pub joined: u8,
+    /// What `rows` copies: [`JOINED`], [`TURNED`], or rows into a target with gaps.
+    pub mode: u8,
     pub dims: [Dim; Self::MOST],
 }
+
+/// Rows into a target without gaps, and vectors that are turned around.
+pub(crate) const JOINED: u8 = 1;
+pub(crate) const TURNED: u8 = 2;
 
 impl Flat {
     /// The most dimensions: each has two units at least, and there are fewer than 2^63 bytes.

@@ -67,7 +67,7 @@ impl Table {
     /// Returns the kernel for the units that divide everything.
     pub fn kernel(&self) -> Kernel {
         const KERNELS: [Kernel; 5] =
-            [Kernel::Pieces1, Kernel::Pieces2, Kernel::Pieces4, Kernel::Pieces8, Kernel::Pieces16];
+            [Kernel::Pieces1, Kernel::Pieces2, Kernel::Pieces4, Kernel::Pieces4, Kernel::Pieces16];
         KERNELS[self.bits.trailing_zeros().min(4) as usize]
     }
 
@@ -264,7 +264,7 @@ mod tests {
             table.kernel()
         };
         assert_eq!(kernel(0, 0, [80, 96, 112]), Kernel::Pieces16);
-        assert_eq!(kernel(8, 0, [80, 96, 112]), Kernel::Pieces8);
+        assert_eq!(kernel(8, 0, [80, 96, 112]), Kernel::Pieces4);
         assert_eq!(kernel(0, 4, [80, 96, 112]), Kernel::Pieces4);
         assert_eq!(kernel(2, 2, [80, 96, 112]), Kernel::Pieces2);
         assert_eq!(kernel(0, 0, [81, 96, 112]), Kernel::Pieces1);

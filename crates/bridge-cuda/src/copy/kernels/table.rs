@@ -26,18 +26,15 @@ kernels! {
     Flat4 c"flat4" 128 0;
     Flat8 c"flat8" 128 0;
     Flat16 c"flat16" 128 0;
-    Gather1 c"gather1" 256 0;
     Gather2 c"gather2" 256 0;
     Gather4 c"gather4" 256 0;
-    Gather8 c"gather8" 256 0;
     Rows c"rows" 256 0;
-    Turn c"turn" 256 0;
     Tile2 c"tile2" 256 0;
     Tile4 c"tile4" 256 0;
+    Tile4Small c"tile4_small" 256 0;
     Tile8 c"tile8" 256 0;
     Tile16 c"tile16" 256 0;
-    Words1 c"words1" 256 16896;
-    Words2 c"words2" 256 33280;
+    Words c"words" 256 33280;
     Shifted1 c"shifted1" 256 0;
     Shifted2 c"shifted2" 256 0;
     Vectors1 c"vectors1" 256 16384;
@@ -48,13 +45,10 @@ kernels! {
     Split1 c"split1" 256 33024;
     Split2 c"split2" 256 33024;
     Split4 c"split4" 256 33024;
-    Split8 c"split8" 256 33024;
     Box c"box" 256 40960;
-    Box4 c"box4" 256 40960;
     Pieces1 c"pieces1" 256 0;
     Pieces2 c"pieces2" 256 0;
     Pieces4 c"pieces4" 256 0;
-    Pieces8 c"pieces8" 256 0;
     Pieces16 c"pieces16" 256 0;
     Cast c"cast" 256 0;
 }

@@ -1,12 +1,10 @@
 //! Changes of order through boxes in shared memory. Of all boxes that fit, the one that costs least is taken.
 
-use super::{Launch, Parameters, Pass, SECTOR, Step, VECTOR, WORD};
+use super::{Candidate, Chunks, Launch, Parameters, Pass, SECTOR, Step, VECTOR, WORD, Work};
 use crate::copy::kernels::parameters::{Box as Parameter, Dim};
 use crate::copy::kernels::table::Kernel;
 use smallvec::SmallVec;
 
-/// By the binary logarithm of the unit.
-const BOXES: [Kernel; 3] = [Kernel::Box, Kernel::Box, Kernel::Box4];
 const THREADS: usize = 256;
 
 /// Bytes that a thread writes at once.
@@ -69,28 +67,16 @@ struct Shape {
     rows: Rows,
     /// Vectors of a line.
     vectors: usize,
-    /// Bytes of these, for a byte of the box.
-    reads: usize,
     cost: f64,
 }
 
-/// A copy in boxes.
-pub(super) struct Boxed {
-    pub launch: Launch,
-    /// Whether boxes end within the target's fastest dimension, and there within sectors.
-    pub cuts_rows: bool,
-    pub cuts_sectors: bool,
-    /// Bytes of all vectors that are read, for a byte that is copied.
-    pub reads: usize,
-}
-
 impl Pass {
-    /// A copy of units of at most a word, into a target whose fastest dimension has no gaps.
-    pub(super) fn boxed(&self) -> Option<Boxed> {
+    /// A copy of small units into a target whose fastest dimension has no gaps.
+    pub(super) fn boxed(&self) -> Option<Candidate> {
         let pass = self.forwards(1).in_units();
         let unit = self.unit as i64;
         let dims = &pass.dims;
-        if pass.unit > WORD || dims.len() > Parameter::MOST || dims.first().is_none_or(|dim| dim.to != unit) {
+        if pass.unit >= WORD || dims.len() > Parameter::MOST || dims.first().is_none_or(|dim| dim.to != unit) {
             return None;
         }
         let mut by_source: Some8<usize> = (0..dims.len()).filter(|d| dims[*d].from != 0).collect();
@@ -116,9 +102,9 @@ impl Pass {
             }
         }
         let shape = best?;
-        let is_odd = dims[1..].iter().any(|dim| dim.to.unsigned_abs() % SECTOR > 0);
-        let cuts_rows = self.run == 1 && shape.runs.units < dims[0].length;
-        Some(Boxed { launch: pass.in_boxes(&shape), cuts_rows, cuts_sectors: cuts_rows && is_odd, reads: shape.reads })
+        let launch = pass.in_boxes(&shape);
+        let chunks: Chunks = shape.chunks.iter().map(|chunk| *chunk as f64).collect();
+        Some(Candidate { launch, work: Work::Tile(chunks.clone(), chunks) })
     }
 
     /// Returns the chunks of about so many units that are next to each other, in these dimensions. A dimension that does not
@@ -185,7 +171,7 @@ impl Pass {
             .map(|(dim, chunk)| (dim.length.next_multiple_of(*chunk)) as f64 / dim.length as f64);
         let cost = (self.sectors(&chunks, by_source) + BY_THREAD * moved + TABLE * tables + BLOCK) / useful as f64
             + EMPTY * places.product::<f64>();
-        Some(Shape { chunks, lines, runs, rows, vectors, reads: read / useful, cost })
+        Some(Shape { chunks, lines, runs, rows, vectors, cost })
     }
 
     /// Dimensions that the source has next to each other are in a line, unless the lanes of a warp would meet in one bank.
@@ -336,7 +322,7 @@ impl Pass {
             grid: std::array::from_fn(|n| grid.get(n).copied().unwrap_or_default()),
         };
         Launch {
-            kernel: BOXES[self.index()],
+            kernel: Kernel::Box,
             blocks: grid.iter().map(|dim| dim.length).product(),
             shared: lines.shared(runs) as u32,
             parameters: Parameters::Box(Box::new(parameter)),

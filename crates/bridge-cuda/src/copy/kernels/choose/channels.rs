@@ -1,16 +1,16 @@
-//! Points with a few channels each: `split`, and what boxes copy.
+//! Points with a few channels each.
 
-use super::{LEAST_POINTS, Launch, Parameters, Pass, Step, VECTOR, WORD};
+use super::{Candidate, Launch, Parameters, Pass, Step, VECTOR, WORD, Work};
 use crate::copy::kernels::parameters::{Dim, Group};
 use crate::copy::kernels::table::Kernel;
 use smallvec::SmallVec;
 
+/// The least points of a row that a block does not share with others.
+const LEAST_POINTS: usize = 64;
+
 /// The most channels of a point, and the most bytes from one point to the next on the dense side.
 const MOST_CHANNELS: usize = 32;
 const LONGEST_PITCH: i64 = 256;
-
-/// Runs of at least so many bytes are read as they lie.
-const LONG_RUN: usize = 4;
 
 /// The most rows of a block of `split`, and the least points of a row where a block takes several.
 const MOST_ROWS: usize = 256;
@@ -23,17 +23,11 @@ const LEAST_UNITS: usize = 512;
 const LEAST_CHUNK: usize = 1 << 10;
 const SPLIT: usize = 16 << 10;
 
-/// The most units of a point that are put in another order in boxes, of one that is only turned around, and the least bytes
-/// of all points.
-const MIXED: usize = 1024;
-const LONGEST_TURNED: usize = 16;
-const LEAST_MIXED: usize = 4 << 10;
-
 /// The points of a row of which a thread of `split` takes several, by the binary logarithm of the unit.
-const FULL_ROW: [usize; 4] = [4096, 2048, 2048, 1024];
+const FULL_ROW: [usize; 3] = [4096, 2048, 2048];
 
 // By the binary logarithm of the unit.
-const SPLITS: [Kernel; 4] = [Kernel::Split1, Kernel::Split2, Kernel::Split4, Kernel::Split8];
+const SPLITS: [Kernel; 3] = [Kernel::Split1, Kernel::Split2, Kernel::Split4];
 
 /// A few channels close to each other for each point on one side, the *dense* one; on the other a row of points for each.
 struct Channels {
@@ -46,23 +40,14 @@ struct Channels {
 }
 
 impl Pass {
-    /// Returns whether the source has a row of points for each of a few channels, which are dense in the target.
-    pub(super) fn is_joined(&self) -> bool {
-        let pass = self.in_units();
-        let found = if self.unit <= 2 { pass.few_channels(self.run, |dim| dim.to, |dim| dim.from) } else { None };
-        found.is_some_and(|few| {
-            few.count as i64 * self.unit as i64 == few.pitch && pass.dims[few.points].length >= LEAST_SHORT
-        })
-    }
-
     /// A row of points for each of a few channels, which are dense in the source. The first channels may be a `run`, which
     /// is adjacent on both sides.
-    pub(super) fn split(&self, run: usize) -> Option<Launch> {
+    pub(super) fn split(&self, run: usize) -> Option<Candidate> {
         // Large units lose little where they are read as they lie: in runs, and where they repeat and are in the cache.
         let repeats = self.dims.iter().any(|dim| dim.from == 0);
         let loses_little = match self.unit {
-            1 | 2 => self.run * self.unit >= LONG_RUN,
-            4 | 8 => self.run > 1 || repeats,
+            1 | 2 => self.run * self.unit >= WORD,
+            4 => self.run > 1 || repeats,
             _ => true,
         };
         if loses_little {
@@ -70,7 +55,10 @@ impl Pass {
         }
         let pass = self.forwards(0).in_units();
         let few = pass.few_channels(run.max(self.run), |dim| dim.from, |dim| dim.to)?;
-        pass.in_rows(&few)
+        let launch = pass.in_rows(&few)?;
+        let Parameters::Tile(tile) = &launch.parameters else { return None };
+        let is_full = tile.span_o as usize >= FULL_ROW[self.index()] && tile.o.total >= tile.span_o;
+        Some(Candidate { launch, work: Work::Split(is_full) })
     }
 
     /// The same with the units of a run as a dimension.
@@ -150,24 +138,6 @@ impl Pass {
             (tile.channels, tile.pitches) = (*count as u32, Dim::new(items as u32, 0, 0));
         }
         Some(launch)
-    }
-
-    /// Returns whether points are dense on both sides, with their units in another order.
-    pub(super) fn is_mixed(&self) -> bool {
-        let points = self.dims.iter().find(|dim| dim.from == dim.to);
-        let Some((pitch, length)) = points.filter(|_| self.unit <= 2 && self.run == 1).map(|dim| (dim.to, dim.length))
-        else {
-            return false;
-        };
-        let units = self.dims.iter().filter(|dim| dim.to < pitch);
-        let count = units.clone().fold(1, |count: usize, dim| count.saturating_mul(dim.length));
-        let extent =
-            units.clone().fold(self.unit as i64, |extent, dim| extent + dim.from.abs() * (dim.length as i64 - 1));
-        (units.count() > 1 || count <= LONGEST_TURNED)
-            && (2..=MIXED).contains(&count)
-            && (count * self.unit) as i64 == pitch
-            && extent == pitch
-            && length * pitch as usize >= LEAST_MIXED
     }
 }
 

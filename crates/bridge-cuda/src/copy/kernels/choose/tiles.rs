@@ -1,31 +1,9 @@
 //! Tiles, where the fastest dimension of the source is not that of the target.
 
-use super::{LEAST_ACROSS, LEAST_PLANE, LONGEST_RUN, Launch, Parameters, Pass, SECTOR, Step, VECTOR, WORD};
+use super::{Candidate, Candidates, Chunks, FEW_TIMES, Parameters, Pass, SECTOR, Step, WORD, Work};
 use crate::copy::kernels::parameters::{Dim, Group, Tile};
 use crate::copy::kernels::table::{KERNELS, Kernel};
 use smallvec::SmallVec;
-use std::ops::Range;
-
-/// Tiles of small units are at least one part in so many full.
-const FULL: usize = 8;
-
-/// Units of 8 and 16 bytes, and runs of small ones, are read from the cache where their neighbours follow after at most so
-/// many places. Copies of units of 8 and 16 bytes that have at most so many bytes stay in the cache, with more places.
-const LONGEST_CACHED: usize = 16;
-const CACHED_WHOLE: [(usize, usize); 3] = [(6 << 20, 200), (14 << 20, 56), (20 << 20, 24)];
-
-/// The same for units of 4 bytes.
-const LONGEST_CACHED_WORDS: usize = 32;
-
-/// Where the lines of the source are near each other and no vectors fit, halves are gathered up to so many places in tiles
-/// with so many bytes at the shorter side, and bytes where no words fit.
-const LONGEST_CACHED_BYTES: usize = 96;
-const LONGEST_CACHED_HALVES: usize = 1024;
-const SHORT_HALVES: Range<usize> = 62..128;
-
-/// The most bytes of a pixel, and the least bytes of a row of pixels.
-const LONGEST_PIXEL: usize = 7;
-const LEAST_OF_PIXELS: usize = 48;
 
 /// The least bytes across a tile of `shifted`, and the most: of the source's rows without a word for the neighbours, and
 /// of the target's with a part before the tile.
@@ -38,10 +16,15 @@ const SHIFTED_O: usize = 64 * WORD;
 const SHIFTED_SECTORS: usize = 24 << 20;
 const SHIFTED_ROW: usize = 128;
 
-// By the binary logarithm of the unit; bytes are copied in boxes.
-const TILES: [Kernel; 5] = [Kernel::Box, Kernel::Tile2, Kernel::Tile4, Kernel::Tile8, Kernel::Tile16];
-const SIDES: [usize; 5] = [128, 64, 64, 64, 32];
-const SHIFTED: [Kernel; 2] = [Kernel::Shifted1, Kernel::Shifted2];
+// By the binary logarithm of the unit.
+/// Units of any alignment, with the units across a tile. Bytes are copied in boxes.
+const TILES: [&[(Kernel, usize)]; 5] = [
+    &[],
+    &[(Kernel::Tile2, 64)],
+    &[(Kernel::Tile4, 64), (Kernel::Tile4Small, 32)],
+    &[(Kernel::Tile8, 32)],
+    &[(Kernel::Tile16, 32)],
+];
 
 /// A kernel for sides in whole vectors.
 struct Whole {
@@ -50,85 +33,59 @@ struct Whole {
     unit: usize,
     /// Bytes of a vector.
     vector: usize,
-    /// Spans of a tile in both groups, in units.
+    /// Units across a tile in both groups.
     span: usize,
-    /// The least number of tiles across in both groups.
-    least: usize,
 }
 
-/// The best first.
 const WHOLE: &[Whole] = &[
-    Whole { kernel: Kernel::Vectors1Wide, unit: 1, vector: 16, span: 256, least: 4 },
-    Whole { kernel: Kernel::Vectors1, unit: 1, vector: 16, span: 128, least: 0 },
-    Whole { kernel: Kernel::Vectors2Wide, unit: 2, vector: 16, span: 128, least: 4 },
-    Whole { kernel: Kernel::Vectors2, unit: 2, vector: 16, span: 64, least: 0 },
-    Whole { kernel: Kernel::Vectors4, unit: 4, vector: 16, span: 64, least: 0 },
-    Whole { kernel: Kernel::Words1, unit: 1, vector: 4, span: 128, least: 0 },
-    Whole { kernel: Kernel::Words2, unit: 2, vector: 4, span: 128, least: 0 },
+    Whole { kernel: Kernel::Vectors1Wide, unit: 1, vector: 16, span: 256 },
+    Whole { kernel: Kernel::Vectors1, unit: 1, vector: 16, span: 128 },
+    Whole { kernel: Kernel::Vectors2Wide, unit: 2, vector: 16, span: 128 },
+    Whole { kernel: Kernel::Vectors2, unit: 2, vector: 16, span: 64 },
+    Whole { kernel: Kernel::Vectors4, unit: 4, vector: 16, span: 64 },
+    Whole { kernel: Kernel::Words, unit: 1, vector: 4, span: 128 },
+    Whole { kernel: Kernel::Words, unit: 2, vector: 4, span: 128 },
 ];
 
 impl Pass {
     /// Tiles of the dimension that is fastest in the source and of the one that is fastest in the target, and of their
-    /// next ones where these are short.
-    pub(super) fn tiles(&self, i: usize) -> Option<Launch> {
-        let side = SIDES[self.index()];
-        if self.is_of_pixels(i)
-            && let Some(boxed) = self.boxed()
-        {
-            return Some(boxed.launch);
+    /// next ones where these are short. In a source whose units are apart, what repeats counts as the fastest: one load of a
+    /// unit serves all places.
+    pub(super) fn tiles(&self, i: usize) -> Candidates {
+        let pass = self.forwards(1);
+        let repeats = |d: &usize| self.dims[*d].from == 0 && self.dims[*d].length >= FEW_TIMES;
+        let is_apart = self.dims[i].from.unsigned_abs() >= SECTOR;
+        let i = (0..self.dims.len()).find(|d| is_apart && repeats(d)).unwrap_or(i);
+        let shared = |kernel: Kernel| KERNELS[kernel as usize].1;
+        let whole = WHOLE.iter().filter(|whole| (whole.unit, 1) == (self.unit, self.run)).filter_map(|whole| {
+            let (group_i, group_o) = pass.groups(i, whole.span);
+            let fits = pass.whole(whole.vector, &group_i, &group_o);
+            fits.then(|| pass.in_tiles(whole.kernel, &group_i, &group_o, whole.span, shared(whole.kernel)))?
+        });
+        let any = TILES[self.index()].iter().filter(|(_, side)| self.run <= side / 2).filter_map(|(kernel, side)| {
+            let (group_i, group_o) = pass.groups(i, side / self.run);
+            pass.in_tiles(*kernel, &group_i, &group_o, side / self.run, 0)
+        });
+        whole.chain(pass.shifted(i)).chain(any).collect()
+    }
+
+    fn in_tiles(&self, kernel: Kernel, i: &[usize], o: &[usize], across: usize, shared: u32) -> Option<Candidate> {
+        let fits = self.dims.len() - i.len() - o.len() <= Tile::MOST;
+        let work = || Work::Tile(self.chunk(i, across), self.chunk(o, across));
+        fits.then(|| Candidate { launch: self.tiled(kernel, i, o, (across, across), shared), work: work() })
+    }
+
+    /// Returns the first units of a group, with those of a run.
+    fn chunk(&self, group: &[usize], units: usize) -> Chunks {
+        let (mut chunks, mut rest): (Chunks, _) = (self.dims.iter().map(|_| 1.0).collect(), units);
+        for d in group {
+            chunks[*d] = self.dims[*d].length.min(rest) as f64;
+            rest = rest.div_ceil(self.dims[*d].length);
         }
-        // Runs fill a tile worse, the longer they are. Those of large units are read as they lie.
-        let longest = if self.unit < VECTOR / 2 || self.apart > 1 { LONGEST_RUN } else { 1 };
-        if self.run > longest || self.is_still_cached(i) {
-            return None;
+        if self.run > 1 {
+            chunks.insert(0, self.run as f64);
         }
-        let across = side / self.run;
-        let (group_i, group_o) = self.groups(i, across);
-        let total = |group: &[usize]| group.iter().map(|d| self.dims[*d].length).product::<usize>();
-        let across_of = |group: &[usize]| total(group).min(across);
-        let narrow = self.run * across_of(&group_i).min(across_of(&group_o)) < LEAST_ACROSS;
-        // Small units are better gathered than moved in tiles that are mostly empty.
-        let filled = across_of(&group_i) * across_of(&group_o);
-        let empty = self.unit <= 2 && filled * FULL <= across * across;
-        if narrow || empty || self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
-            return None;
-        }
-        let least = total(&group_i).min(total(&group_o));
-        let fits = |whole: &&Whole| {
-            (whole.unit, 1) == (self.unit, self.run)
-                && least >= whole.least * whole.span
-                && self.whole(whole.vector, &group_i, &group_o)
-        };
-        let whole = WHOLE.iter().find(fits);
-        // Pieces of less than a sector are better gathered where the next ones are near.
-        let (fastest, next) = (&self.dims[0], self.dims.get(1));
-        let lines_are_near = fastest.from.unsigned_abs() * (fastest.length as u64) < LEAST_PLANE;
-        let is_piece = self.run == 1 && (fastest.length * self.unit) < SECTOR as usize;
-        let nearest = if lines_are_near { 2 * SECTOR } else { SECTOR };
-        if whole.is_none() && is_piece && next.is_some_and(|next| next.from.unsigned_abs() < nearest) {
-            return None;
-        }
-        let in_words = |whole: &Whole| {
-            let spans = (whole.span, whole.span);
-            self.tiled(whole.kernel, &group_i, &group_o, spans, KERNELS[whole.kernel as usize].1)
-        };
-        if let Some(whole) = whole.filter(|whole| whole.vector == VECTOR) {
-            return Some(in_words(whole));
-        }
-        // Small adjacent units are gathered where lines are near: halves where a side is short, and bytes without words.
-        let (until, is_dense) = (self.until(i), lines_are_near && self.dims[i].from == self.unit as i64);
-        let side = self.unit * self.dims[i].length.min(fastest.length);
-        if self.unit == 2 && is_dense && until <= LONGEST_CACHED_HALVES && SHORT_HALVES.contains(&side) {
-            return None;
-        }
-        let launch = self.shifted(i).or_else(|| whole.map(in_words));
-        if launch.is_none() && self.unit == 1 && is_dense && until <= LONGEST_CACHED_BYTES {
-            return None;
-        }
-        if launch.is_none() && self.unit == 1 {
-            return self.boxed().map(|boxed| boxed.launch);
-        }
-        launch.or_else(|| Some(self.tiled(TILES[self.index()], &group_i, &group_o, (across, across), 0)))
+        chunks
     }
 
     /// Returns the dimensions of both groups, for tiles of so many units across.
@@ -167,38 +124,9 @@ impl Pass {
         (group_i, group_o)
     }
 
-    /// Returns whether a neighbour along dimension `i` follows so soon that it is still in the cache.
-    pub(super) fn is_still_cached(&self, i: usize) -> bool {
-        let whole = || CACHED_WHOLE.iter().find(|(whole, _)| self.nbytes() <= *whole).map(|(_, most)| *most);
-        let most = match self.unit {
-            4 => LONGEST_CACHED_WORDS,
-            8.. => whole().unwrap_or(LONGEST_CACHED),
-            _ if self.run > 1 => LONGEST_CACHED,
-            _ => return false,
-        };
-        self.until(i) <= most
-    }
-
-    /// Returns after how many places of the target a neighbour along dimension `i` follows.
-    fn until(&self, i: usize) -> usize {
-        self.dims[..i].iter().map(|dim| dim.length).product()
-    }
-
-    /// Returns whether short runs of small units, which are adjacent on both sides, change their order.
-    fn is_of_pixels(&self, i: usize) -> bool {
-        let nbytes = self.run * self.unit;
-        let (along_i, along_o) = (self.dims[i], self.dims[0]);
-        self.unit <= 2
-            && (2..=LONGEST_PIXEL / self.unit).contains(&self.run)
-            && self.apart == 1
-            && (along_i.from, along_o.to) == (nbytes as i64, nbytes as i64)
-            && along_i.length.min(along_o.length) * nbytes >= LEAST_OF_PIXELS
-            && self.until(i) > LONGEST_CACHED
-    }
-
     /// Tiles of small adjacent units at any address.
-    fn shifted(&self, i: usize) -> Option<Launch> {
-        let kernel = *SHIFTED.get(self.index())?;
+    fn shifted(&self, i: usize) -> Option<Candidate> {
+        let kernel = *[Kernel::Shifted1, Kernel::Shifted2].get(self.index())?;
         let (length_i, length_o) = (self.dims[i].length, self.dims[0].length);
         let fills = length_i.min(length_o) * self.unit >= SHIFTED_LEAST;
         if !fills || self.run > 1 || !self.whole(self.unit, &[i], &[0]) {
@@ -223,7 +151,8 @@ impl Pass {
             tile.along_i = u32::from(tile.tiles_i.length < tile.tiles_o.length);
             launch.blocks = rest * tile.tiles_i.length * tile.tiles_o.length;
         }
-        Some(launch)
+        let work = Work::Tile(self.chunk(&[i], SHIFTED_I / self.unit), self.chunk(&[0], SHIFTED_O / self.unit));
+        Some(Candidate { launch, work })
     }
 
     /// Returns whether both sides can be walked in vectors of this many bytes.
