@@ -4,7 +4,7 @@ use super::choose::{Launch, MOST_UNITS, Parameters, candidates, choose};
 use super::on_host::OnHost;
 use super::parameters::{Flat, Tile};
 use super::table::{KERNELS, Kernel};
-use super::{halfway, planned};
+use super::{halfway, in_one_run, planned};
 use crate::copy::plan::Walk;
 use bridge_core::{DType, Device, Error, ErrorKind, Layout, Strided};
 use proptest::prelude::*;
@@ -501,4 +501,17 @@ fn an_error_after_a_launch_says_that_the_target_is_undefined() {
     assert_eq!(halfway(0, error()).to_string(), error().to_string());
     let later = halfway(1, error());
     assert!(later.kind() == ErrorKind::Driver && later.to_string().contains("undefined"), "{later}");
+}
+
+#[test]
+fn the_driver_copies_what_is_one_run_in_the_same_order_on_both_sides() {
+    let bytes = |shape: &[i64], strides: &[i64]| layout(DType::UINT8, shape, Some(strides));
+    let same = |shape: &[i64], strides: &[i64]| in_one_run(&bytes(shape, strides), &bytes(shape, strides));
+    assert_eq!(same(&[4, 6], &[6, 1]), Some(0));
+    assert_eq!(same(&[4, 6], &[1, 4]), Some(0), "in another order than the dimensions");
+    assert_eq!(same(&[4, 6], &[1, -4]), Some(20), "backwards");
+    assert_eq!(same(&[4, 6], &[7, 1]), None, "gaps");
+    // As many bytes as elements, but some of them twice and others not at all.
+    assert_eq!(same(&[2, 2], &[0, 3]), None);
+    assert_eq!(in_one_run(&bytes(&[4, 4], &[1, 4]), &bytes(&[4, 4], &[4, 1])), None, "two orders");
 }
