@@ -9,9 +9,9 @@ use std::process::{Command, ExitCode};
 /// The most that a bundle may take.
 const LIMIT: u64 = 64 << 20;
 
-/// Arguments of cargo, in one call each: the extension modules, the one that is not optimised, and the C library, whose
-/// dependencies are built without Python.
-const BUILDS: [&[&str]; 3] = [
+/// Arguments of cargo, in one call each: the extension modules, and the C library, whose dependencies are built without
+/// Python.
+const BUILDS: [&[&str]; 2] = [
     &[
         "--release",
         "-p",
@@ -24,17 +24,15 @@ const BUILDS: [&[&str]; 3] = [
         "--example=extension",
         "--features=truebridge-conformance/python",
     ],
-    &["--profile", "example", "-p", "truebridge-example-candle"],
     &["--release", "-p", "truebridge-capi"],
 ];
 
 /// The libraries that it builds, in the target folder, and their places in the bundle.
-const LIBRARIES: [(&str, &str); 5] = [
+const LIBRARIES: [(&str, &str); 4] = [
     ("release/libbridge_python.so", "truebridge/_core.abi3.so"),
     ("release/examples/libextension.so", "truebridge_conformance/_conformance.abi3.so"),
     ("release/libbridge_capi.so", "truebridge_tf1/libtruebridge_tf1.so"),
     ("release/libscaled.so", "scaled.abi3.so"),
-    ("example/libperceptron.so", "perceptron.abi3.so"),
 ];
 
 /// Folders and files of the repository, and their places in the bundle.
@@ -71,17 +69,24 @@ pub fn write(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Arguments of cargo for the suite with the faults in the adapters of the frameworks, and what it builds. The profile
-/// keeps them apart from everything that users get.
-const PLANTED: &[&str] =
-    &["--profile", "planted", "-p", "truebridge-conformance", "--example=extension", "--features=planted,python"];
-const PLANTED_LIBRARY: (&str, &str) =
-    ("planted/examples/libextension.so", "truebridge_conformance/_conformance.abi3.so");
+/// What a bundle may have, too: arguments of cargo, and what they build, with its place.
+pub type Extra = (&'static [&'static str], (&'static str, &'static str));
 
-/// Puts the suite that can plant faults into the adapters into a bundle. The package in the bundle has none.
-pub fn plant(out: &Path) -> Result<()> {
-    build(&[PLANTED])?;
-    copy(&target().join(PLANTED_LIBRARY.0), &out.join(PLANTED_LIBRARY.1)).map(drop)
+/// The suite that can plant faults into the adapters of the frameworks. The profile keeps it apart from everything that
+/// users get, and the package in the bundle has none.
+pub const PLANTED: Extra = (
+    &["--profile", "planted", "-p", "truebridge-conformance", "--example=extension", "--features=planted,python"],
+    ("planted/examples/libextension.so", "truebridge_conformance/_conformance.abi3.so"),
+);
+
+/// The example over candle, which takes as long to build as the package, although it is not optimised.
+pub const CANDLE: Extra =
+    (&["--profile", "example", "-p", "truebridge-example-candle"], ("example/libperceptron.so", "perceptron.abi3.so"));
+
+/// Builds an extra, and puts it into a bundle.
+pub fn add(out: &Path, (arguments, (library, place)): Extra) -> Result<()> {
+    build(&[arguments])?;
+    copy(&target().join(library), &out.join(place)).map(drop)
 }
 
 /// Copies what a bundle has of the repository at `root`. Returns the bytes copied.
@@ -112,7 +117,7 @@ fn script(name: &str, first: &[&str], options: &[String]) -> Result<Command> {
     write(&bundle)?;
     let has = |wanted: &str| options.iter().any(|option| option == wanted);
     if has("--faults") && !has("--across-processes") {
-        plant(&bundle)?;
+        add(&bundle, PLANTED)?;
     }
     let mut command = tensorflow1::with_folder(program(python, &[]), tensorflow1);
     command.arg(bundle.join(format!("{name}.py"))).args(first).args(options);

@@ -97,8 +97,11 @@ enum Task {
         /// Build the suite with faults in the adapters, which `conformance.py --faults` then plants, too.
         #[arg(long)]
         planted: bool,
+        /// Add the example over candle, `perceptron`.
+        #[arg(long)]
+        candle: bool,
         /// Install the C library instead, with its headers and the files of pkg-config and CMake.
-        #[arg(long, conflicts_with = "planted")]
+        #[arg(long, conflicts_with_all = ["planted", "candle"])]
         c_library: bool,
     },
 }
@@ -176,9 +179,10 @@ fn main() -> ExitCode {
             .and_then(|site| if look { site::look(&site, pictures.as_deref()) } else { Ok(()) })
             .map(|()| ExitCode::SUCCESS),
         Task::Bundle { out, c_library: true, .. } => install::install(&out).map(|()| ExitCode::SUCCESS),
-        Task::Bundle { out, planted, .. } => {
-            let planted = |()| if planted { bundle::plant(&out) } else { Ok(()) };
-            bundle::write(&out).and_then(planted).map(|()| ExitCode::SUCCESS)
+        Task::Bundle { out, planted, candle, .. } => {
+            let mut extras = [(planted, bundle::PLANTED), (candle, bundle::CANDLE)].into_iter().filter(|extra| extra.0);
+            let added = |()| extras.try_for_each(|(_, extra)| bundle::add(&out, extra));
+            bundle::write(&out).and_then(added).map(|()| ExitCode::SUCCESS)
         }
     };
     done.unwrap_or_else(|error| {
