@@ -11,7 +11,6 @@ mod device;
 mod errors;
 mod frameworks;
 mod holders;
-mod html;
 mod immutable;
 mod jax;
 mod lend;

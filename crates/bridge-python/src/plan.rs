@@ -3,7 +3,6 @@
 use crate::conversions;
 use crate::errors::into_python;
 use crate::frameworks::{self, AnyAdapter, Framework, not_a_capsule};
-use crate::html::as_html;
 use crate::options::takes_keywords;
 use crate::ordering::ordering;
 use crate::trees::{self, Tree};
@@ -76,6 +75,12 @@ impl Plan {
         let (reason, copied_by) = (Some("via=\"host\"".into()), Some(CopiedBy::Move.to_string()));
         Self { reason, nbytes: 2 * nbytes, device: device.to_string(), copied_by, advice: None }
     }
+}
+
+/// Returns a short text as HTML, for notebooks.
+pub(crate) fn as_html(text: &str) -> String {
+    let escaped = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    format!("<code>{escaped}</code>")
 }
 
 #[pymethods]

@@ -2,8 +2,8 @@
 
 use crate::errors::{argument, into_python, text};
 use crate::frameworks::{self, not_a_capsule, source};
-use crate::html::as_html;
 use crate::options::Keywords;
+use crate::plan::as_html;
 use crate::{conversions, options, trace};
 use bridge_core::{Adapter, DType, Error, ErrorKind, Failed, Options, Result};
 use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Settings, Spec, Transport, Writing, process};
