@@ -10,7 +10,7 @@ use crate::watch::{Ending, Patience, Watch};
 use crate::{PROPERTIES, PairReport, PropertyReport, REPLAYED, Sides, Verdict, property};
 use std::time::{Duration, Instant};
 
-/// A worker that was silent for this time when the time of the run was over hangs. Others are only late.
+/// A worker that has begun, and was silent for this time when the time of the run was over, hangs. Others are only late.
 const HANGS: Duration = Duration::from_secs(10);
 
 /// How the work of one worker ended.
@@ -29,6 +29,15 @@ struct Death {
     took: Duration,
     /// The time since the last message.
     silent: Duration,
+}
+
+impl Death {
+    /// Returns whether the worker was only killed because the time of the run was over. One that loads its frameworks says
+    /// nothing for longer than a case may take.
+    fn is_late(&self) -> bool {
+        let loads = self.sides.is_none();
+        matches!(self.ending, Ending::Overdue(_)) && (loads || self.silent < HANGS)
+    }
 }
 
 impl Job<'_> {
@@ -50,7 +59,7 @@ impl Job<'_> {
                     report.properties.push(refused);
                     return report;
                 }
-                Work::Died(death) if self.is_late(&death) => {
+                Work::Died(death) if self.budget.is_some() && death.is_late() => {
                     let late = |name| failed(name, 0, Verdict::NotApplicable, "the time was over".into());
                     let late: Vec<_> = self::rest(&report, &self.options.properties).into_iter().map(late).collect();
                     report.properties.extend(late);
@@ -75,11 +84,6 @@ impl Job<'_> {
                 }
             }
         }
-    }
-
-    /// Returns whether a worker was only killed because the time of the run was over.
-    fn is_late(&self, death: &Death) -> bool {
-        self.budget.is_some() && matches!(death.ending, Ending::Overdue(_)) && death.silent < HANGS
     }
 
     /// Returns the verdict on the property in which a worker died, with the smallest case that `shrinking` suffices for.
@@ -157,4 +161,17 @@ fn rest(report: &PairReport, chosen: &[String]) -> Vec<&'static str> {
 
 fn failed(name: &str, cases: u32, verdict: Verdict, reason: String) -> PropertyReport {
     PropertyReport::new(name, cases, verdict, Some(reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_loads_when_the_time_is_over_is_late() {
+        let silent = 3 * HANGS;
+        let death = |ending| Death { ending, last_words: String::new(), at: None, sides: None, took: silent, silent };
+        assert!(death(Ending::Overdue(silent)).is_late());
+        assert!(!death(Ending::Silent(silent)).is_late() && !death(Ending::Exit(1)).is_late());
+    }
 }
