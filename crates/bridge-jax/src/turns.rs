@@ -42,7 +42,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 struct Turn(usize);
 
 impl Turn {
-    /// Takes a turn if there is none, or if those that there are are of other arrays and the caller has no patience left.
+    /// Takes a turn if no array is being exported. A caller that is not `patient` waits only for this array.
     fn take(array: usize, patient: bool) -> Option<Self> {
         let mut turns = turns();
         if turns.taken.contains(&array) || (patient && !turns.taken.is_empty()) {
@@ -70,18 +70,14 @@ impl Drop for Turn {
 
 /// Calls `export`, which exports the array, in a turn.
 pub(crate) fn in_turn<R>(array: &PyTensor<'_>, export: impl FnOnce() -> R) -> R {
-    let (py, address) = (array.py(), array.as_ptr().addr());
-    let mut turn = Turn::take(address, true);
-    if turn.is_none() {
-        let since = Instant::now();
-        for look in 0.. {
-            turn = Turn::take(address, since.elapsed() < PATIENCE);
-            if turn.is_some() {
-                break;
-            }
+    let (py, address, since) = (array.py(), array.as_ptr().addr(), Instant::now());
+    let _turn = (0..).find_map(|look| {
+        let turn = Turn::take(address, since.elapsed() < PATIENCE);
+        if turn.is_none() {
             py.detach(|| if look < LOOKS { thread::yield_now() } else { thread::sleep(PAUSE) });
         }
-    }
+        turn
+    });
     export()
 }
 
@@ -134,8 +130,8 @@ mod tests {
         let count = || ended.load(SeqCst);
         let export = |other| Box::new(Counts(Arc::clone(&ended), other));
         end(export(None));
-        assert_eq!(count(), 1, "at once where there is no turn");
-        let first = Turn::take(8, true).expect("there is no turn");
+        assert_eq!(count(), 1, "at once, because no array is being exported");
+        let first = Turn::take(8, true).expect("no array is being exported");
         end(export(None));
         assert!(Turn::take(8, true).is_none() && Turn::take(16, true).is_none());
         assert!(Turn::take(8, false).is_none(), "that array is being exported");
@@ -145,6 +141,6 @@ mod tests {
         assert_eq!(count(), 1, "the second turn lasts");
         drop(second);
         assert_eq!(count(), 4, "the last turn ends them all, also those that their drop ends");
-        drop(Turn::take(8, true).expect("there is no turn any more"));
+        drop(Turn::take(8, true).expect("all turns have ended"));
     }
 }
