@@ -5,27 +5,32 @@ use crate::copy::kernels::parameters::{Box as Parameter, Dim};
 use crate::copy::kernels::table::Kernel;
 use smallvec::SmallVec;
 
-const THREADS: usize = 256;
-
 /// Bytes that a thread writes at once.
 const ITEM: usize = 8;
 
-/// The most and the least bytes of a box. Small copies are divided among so many blocks, three for each multiprocessor.
-const LARGEST: usize = 32 << 10;
-const SMALLEST: usize = 2 << 10;
-const BLOCKS: usize = 396;
+/// What a box has at most: bytes, lines, and units of a run. It has a part of the copy for each of `blocks` blocks, three for
+/// each multiprocessor, but `least` bytes.
+struct Limits {
+    least: usize,
+    nbytes: usize,
+    lines: usize,
+    run: usize,
+    blocks: usize,
+}
 
-/// The most lines of a box, and the most units of a run.
-const MOST_LINES: usize = 2048;
-const LONGEST: usize = 1024;
+const LIMITS: Limits = Limits { least: 2 << 10, nbytes: 32 << 10, lines: 2048, run: 1024, blocks: 3 * 132 };
 
 /// What costs as much as to move a byte from or to memory: a byte of a sector that another block writes as well, one that
-/// a thread reads or writes, one of a table, and a place beyond the last unit. `BLOCK` bytes cost as much as a block by itself.
-const SHARED_SECTOR: f64 = 0.5;
-const BY_THREAD: f64 = 0.3;
-const TABLE: f64 = 0.5;
-const EMPTY: f64 = 0.5;
-const BLOCK: f64 = 2048.0;
+/// a thread reads or writes, one of a table, and a place beyond the last unit. `block` bytes cost as much as a block by itself.
+struct Prices {
+    shared_sector: f64,
+    by_thread: f64,
+    table: f64,
+    empty: f64,
+    block: f64,
+}
+
+const PRICES: Prices = Prices { shared_sector: 0.5, by_thread: 0.3, table: 0.5, empty: 0.5, block: 2048.0 };
 
 type Some8<T> = SmallVec<[T; 8]>;
 
@@ -83,7 +88,7 @@ impl Pass {
         by_source.sort_by_key(|d| dims[*d].from.unsigned_abs());
         let adjacent = dims.iter().scan(unit, |end, dim| (dim.to == *end).then(|| *end *= dim.length as i64)).count();
         let by_target: Some8<usize> = (0..adjacent).collect();
-        let volume = (pass.nbytes() / BLOCKS).clamp(SMALLEST, LARGEST) / pass.unit;
+        let volume = (pass.nbytes() / LIMITS.blocks).clamp(LIMITS.least, LIMITS.nbytes) / pass.unit;
         // The fastest dimension of the target is not in a line where its units would be in few banks.
         let lies = dims[0].from == 0 || dims[0].from > 0 && conflicts(pass.unit, dims[0].from as usize) <= 2;
         let (mut best, mut last): (Option<Shape>, Some8<usize>) = (None, SmallVec::new());
@@ -139,7 +144,7 @@ impl Pass {
         let shared = lines.shared(&runs);
         // Offsets have 31 bits.
         let far = spread(|dim| dim.from).max(spread(|dim| dim.to)) > 1 << 30;
-        if lines.count.max(runs.count) > MOST_LINES || shared > LARGEST + LARGEST / 4 || far {
+        if lines.count.max(runs.count) > LIMITS.lines || shared > LIMITS.nbytes / 4 * 5 || far {
             return None;
         }
         // The bits below those of which all lines, and all runs, are multiples.
@@ -163,14 +168,15 @@ impl Pass {
             if runs.split < dims.len() && runs.step < chunks[runs.split] && runs.goes_on { parted } else { other };
         let rows = Rows::new(items, runs.count, ITEM >> (next | ITEM as u64).trailing_zeros());
         let (useful, read) = (chunks.iter().product::<usize>() * size, lines.count * vectors * VECTOR);
-        let moved = (read + rows.time * THREADS * ITEM) as f64;
+        let moved = (read + rows.time * Rows::threads() * ITEM) as f64;
         let tables = (shared - lines.cells()) as f64;
         let places = dims
             .iter()
             .zip(&chunks)
             .map(|(dim, chunk)| (dim.length.next_multiple_of(*chunk)) as f64 / dim.length as f64);
-        let cost = (self.sectors(&chunks, by_source) + BY_THREAD * moved + TABLE * tables + BLOCK) / useful as f64
-            + EMPTY * places.product::<f64>();
+        let cost = (self.sectors(&chunks, by_source) + PRICES.by_thread * moved + PRICES.table * tables + PRICES.block)
+            / useful as f64
+            + PRICES.empty * places.product::<f64>();
         Some(Shape { chunks, lines, runs, rows, vectors, cost })
     }
 
@@ -183,7 +189,7 @@ impl Pass {
             let from = dims[d].from;
             let fits = (0..=nbytes + (nbytes / 4).max(3 * size)).contains(&from)
                 && (d != 0 || lies)
-                && nbytes + from * (chunks[d] as i64 - 1) < LARGEST as i64 * 2;
+                && nbytes + from * (chunks[d] as i64 - 1) < LIMITS.nbytes as i64 * 2;
             if fits {
                 nbytes += from * (chunks[d] as i64 - 1);
                 along.push(d);
@@ -199,13 +205,13 @@ impl Pass {
         let dims = &self.dims;
         let (mut units, mut split, mut end) = (1, 0, self.unit as i64);
         let is_next = |split: usize, end: i64| split < dims.len() && dims[split].to == end;
-        while is_next(split, end) && chunks[split] == dims[split].length && units * chunks[split] <= LONGEST {
+        while is_next(split, end) && chunks[split] == dims[split].length && units * chunks[split] <= LIMITS.run {
             units *= chunks[split];
             end *= dims[split].length as i64;
             split += 1;
         }
         let goes_on = is_next(split, end) && chunks[split] > 1;
-        let mut step = if goes_on { chunks[split].min(LONGEST / units).max(1) } else { 1 };
+        let mut step = if goes_on { chunks[split].min(LIMITS.run / units).max(1) } else { 1 };
         let part = VECTOR / self.unit;
         if goes_on && step < chunks[split] && step * units > part {
             // Whole vectors, if there is such a step.
@@ -240,7 +246,7 @@ impl Pass {
         };
         let all: Some8<usize> = (0..self.dims.len()).collect();
         touched(by_source, |dim| dim.from, self.beyond.0, SECTOR - 1, 0.0)
-            + touched(&all, |dim| dim.to, self.beyond.1, 0, SHARED_SECTOR)
+            + touched(&all, |dim| dim.to, self.beyond.1, 0, PRICES.shared_sector)
     }
 
     /// Returns the dimensions that a box has a part of, where the kernel must know how much.
@@ -353,12 +359,16 @@ impl Lines {
 }
 
 impl Rows {
+    fn threads() -> usize {
+        Kernel::Box.threads() as usize
+    }
+
     /// For runs of so many items. Threads whose runs begin `period` apart find the units of their item once.
     fn new(items: usize, runs: usize, period: usize) -> Self {
-        let least = items.div_ceil(THREADS);
+        let least = items.div_ceil(Self::threads());
         let all = (least..=(least + 15).min(items)).map(|passes| {
             let lanes = items.div_ceil(passes);
-            let rows = THREADS / lanes;
+            let rows = Self::threads() / lanes;
             let (rows, again) = if rows >= period { (rows - rows % period, 1) } else { (rows, runs.div_ceil(rows)) };
             let narrow = if lanes < 8 && lanes < items { 2 } else { 1 };
             Self { rows, lanes, passes, time: passes * (runs.div_ceil(rows) + again) * narrow }

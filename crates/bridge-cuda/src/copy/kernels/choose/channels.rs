@@ -5,29 +5,28 @@ use crate::copy::kernels::parameters::{Dim, Group};
 use crate::copy::kernels::table::Kernel;
 use smallvec::SmallVec;
 
-/// The least points of a row that a block does not share with others.
-const LEAST_POINTS: usize = 64;
+/// What a block of `split` takes. With fewer points, or units of points with their channels, most threads have nothing to do.
+struct Limits {
+    /// The most channels of a point, and the most bytes from one point to the next on the dense side.
+    channels: usize,
+    pitch: i64,
+    /// The most rows, and the least points of one that has the block for itself, and of one of several.
+    rows: usize,
+    points: usize,
+    few_points: usize,
+    units: usize,
+    /// The least and the most bytes.
+    least: usize,
+    nbytes: usize,
+}
 
-/// The most channels of a point, and the most bytes from one point to the next on the dense side.
-const MOST_CHANNELS: usize = 32;
-const LONGEST_PITCH: i64 = 256;
+#[rustfmt::skip]
+const LIMITS: Limits = Limits {
+    channels: 32, pitch: 256, rows: 256, points: 64, few_points: 16, units: 512, least: 1 << 10, nbytes: 16 << 10,
+};
 
-/// The most rows of a block of `split`, and the least points of a row where a block takes several.
-const MOST_ROWS: usize = 256;
-const LEAST_SHORT: usize = 16;
-
-/// The least units of a row of points with their channels: with fewer most threads of a block have nothing to do.
-const LEAST_UNITS: usize = 512;
-
-/// The least and the most bytes of a block.
-const LEAST_CHUNK: usize = 1 << 10;
-const SPLIT: usize = 16 << 10;
-
-/// The points of a row of which a thread of `split` takes several, by the binary logarithm of the unit.
-const FULL_ROW: [usize; 3] = [4096, 2048, 2048];
-
-// By the binary logarithm of the unit.
-const SPLITS: [Kernel; 3] = [Kernel::Split1, Kernel::Split2, Kernel::Split4];
+/// By the binary logarithm of the unit, with the points of a row of which a thread takes several.
+const SPLITS: [(Kernel, usize); 3] = [(Kernel::Split1, 4096), (Kernel::Split2, 2048), (Kernel::Split4, 2048)];
 
 /// A few channels close to each other for each point on one side, the *dense* one; on the other a row of points for each.
 struct Channels {
@@ -57,7 +56,7 @@ impl Pass {
         let few = pass.few_channels(run.max(self.run), |dim| dim.from, |dim| dim.to)?;
         let launch = pass.in_rows(&few)?;
         let Parameters::Tile(tile) = &launch.parameters else { return None };
-        let is_full = tile.span_o as usize >= FULL_ROW[self.index()] && tile.o.total >= tile.span_o;
+        let is_full = tile.span_o as usize >= SPLITS[self.index()].1 && tile.o.total >= tile.span_o;
         Some(Candidate { launch, work: Work::Split(is_full) })
     }
 
@@ -84,11 +83,11 @@ impl Pass {
         let count = channels.iter().fold(1, |count: usize, d| count.saturating_mul(self.dims[*d].length));
         let ends = channels.iter().map(|d| dense(&self.dims[*d]) * (self.dims[*d].length as i64 - 1));
         let extent = ends.clone().sum::<i64>() + unit;
-        let fits = (2..=MOST_CHANNELS).contains(&count)
+        let fits = (2..=LIMITS.channels).contains(&count)
             && channels.len() <= Group::MOST
             && ends.clone().all(|end| end >= 0)
             && extent <= pitch
-            && pitch <= LONGEST_PITCH
+            && pitch <= LIMITS.pitch
             && row(&self.dims[points]).abs() <= 2 * unit * run as i64;
         fits.then_some(Channels { points, channels, count, pitch, extent })
     }
@@ -100,7 +99,7 @@ impl Pass {
         // between them.
         let row_bytes = length * *pitch as usize;
         let (mut lines, mut rows, mut stride) = (channels.clone(), 1, row_bytes as i64);
-        if row_bytes <= SPLIT / 4 && (step == self.unit as i64 || self.unit < VECTOR / 2) {
+        if row_bytes <= LIMITS.nbytes / 4 && (step == self.unit as i64 || self.unit < VECTOR / 2) {
             while lines.len() < Group::MOST {
                 let end = stride * rows as i64;
                 let most = if rows > 1 { end } else { end + end / 4 };
@@ -114,13 +113,13 @@ impl Pass {
                 lines.push(next);
             }
         }
-        let each = rows.min(SPLIT / stride as usize).min(MOST_ROWS / count);
-        let several = each > 1 && length >= LEAST_SHORT;
-        let (taken, least) = if several { (each * length, LEAST_SHORT) } else { (length, LEAST_POINTS) };
-        if length < least || taken * (*pitch as usize) < LEAST_CHUNK || taken * count < LEAST_UNITS {
+        let each = rows.min(LIMITS.nbytes / stride as usize).min(LIMITS.rows / count);
+        let several = each > 1 && length >= LIMITS.few_points;
+        let (taken, least) = if several { (each * length, LIMITS.few_points) } else { (length, LIMITS.points) };
+        if length < least || taken * (*pitch as usize) < LIMITS.least || taken * count < LIMITS.units {
             return None;
         }
-        let most = (SPLIT / *pitch as usize).min(4096 / self.unit.min(2));
+        let most = (LIMITS.nbytes / *pitch as usize).min(4096 / self.unit.min(2));
         let (group, spans, nbytes) = if several {
             (&lines, (each * count, length), each * stride as usize)
         } else {
@@ -128,10 +127,10 @@ impl Pass {
             // Threads that have one row each need a power of two. Few blocks of other rows are about equal.
             let blocks = length.div_ceil(most - most % VECTOR);
             let even = length.div_ceil(blocks).next_multiple_of(VECTOR);
-            let span = if length.min(full) >= FULL_ROW[self.index()] || blocks > 4 { full } else { even };
+            let span = if length.min(full) >= SPLITS[self.index()].1 || blocks > 4 { full } else { even };
             (channels, (*count, span), span * *pitch as usize)
         };
-        let mut launch = self.tiled(SPLITS[self.index()], group, &[*points], spans, shared(nbytes));
+        let mut launch = self.tiled(SPLITS[self.index()].0, group, &[*points], spans, shared(nbytes));
         let items = spans.1.div_ceil((WORD / self.unit).max(1));
         if let Parameters::Tile(tile) = &mut launch.parameters {
             (tile.pitch, tile.extent) = (*pitch as u32 / self.unit as u32, *extent as u32 / self.unit as u32);

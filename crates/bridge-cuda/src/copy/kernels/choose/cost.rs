@@ -25,17 +25,21 @@ pub(super) enum Work {
     Tile(Chunks, Chunks),
 }
 
-/// Bytes that the memory delivers at once, and those of a line of the caches.
-const BURST: u64 = 64;
-const LINE: u64 = 128;
+/// What the model knows of a card. Other figures are relative to these.
+struct Card {
+    /// Bytes that the memory delivers at once, and those of a line of the caches.
+    burst: u64,
+    line: u64,
+    /// Bytes of the source that stay in the second cache until they are read again, and of a copy that does as a whole.
+    cached: f64,
+    cached_whole: f64,
+    /// Bytes per microsecond, of the memory and of the second cache.
+    memory: f64,
+    cache: f64,
+}
 
-/// Bytes of the source that stay in the second cache until they are read again, and of a copy that does as a whole.
-const CACHED: f64 = 30e6;
-const CACHED_WHOLE: f64 = 48e6;
-
-/// Bytes per microsecond, of the memory and of the second cache. Other figures of the model are relative to them.
-const MEMORY: f64 = 4.26e6;
-const CACHE: f64 = 7.5e6;
+/// An H200.
+const CARD: Card = Card { burst: 64, line: 128, cached: 30e6, cached_whole: 48e6, memory: 4.26e6, cache: 7.5e6 };
 
 /// Threads of a warp, and units that a block of `flat` takes.
 const WARP: usize = 32;
@@ -107,7 +111,7 @@ impl<'a> Traffic<'a> {
     pub fn new(pass: &'a Pass) -> Self {
         let whole: Chunks = pass.dims.iter().map(|dim| dim.length as f64).collect();
         let mut traffic = Self { pass, units: whole.iter().product(), read: 0.0, written: 0.0 };
-        traffic.read = traffic.all(&whole, from, BURST, true);
+        traffic.read = traffic.all(&whole, from, CARD.burst, true);
         traffic.written = traffic.all(&whole, to, SECTOR, true);
         traffic
     }
@@ -116,13 +120,13 @@ impl<'a> Traffic<'a> {
         let (size, blocks) = (self.pass.unit as f64, f64::from(launch.blocks));
         match work {
             Work::InOrder(item) => {
-                let read = self.read.max(self.all(&self.cached(), from, BURST, true));
+                let read = self.read.max(self.all(&self.cached(), from, CARD.burst, true));
                 let row = self.pass.dims[0];
                 let lines = if *item > 1 && row.from != 0 {
                     let span = self.lines(&self.first(WARP * item)).clamp(1.0, WARP as f64);
-                    self.units / WARP as f64 * span * LINE as f64
+                    self.units / WARP as f64 * span * CARD.line as f64
                 } else {
-                    self.all(&self.first(WARP), from, LINE, true)
+                    self.all(&self.first(WARP), from, CARD.line, true)
                 };
                 let across = match row.length {
                     whole if whole % item == 0 => 0.0,
@@ -143,7 +147,7 @@ impl<'a> Traffic<'a> {
                     (self.pass.dims.iter().zip(&both)).map(|(dim, chunk)| (dim.length as f64 / chunk).ceil()).product();
                 let units = blocks * both.iter().product::<f64>();
                 let caches = self.all(read, from, SECTOR, true) + self.all(written, to, SECTOR, false);
-                let moved = self.all(&both, from, BURST, true) + self.all(&both, to, SECTOR, false);
+                let moved = self.all(&both, from, CARD.burst, true) + self.all(&both, to, SECTOR, false);
                 // What a block leaves of a burst, the next one mostly finds in the cache.
                 let memory = memory((self.read + self.written + moved) / 2.0);
                 [memory, caches / 4e6, 0.0, units / 1e6, blocks / 1e3]
@@ -197,10 +201,10 @@ impl<'a> Traffic<'a> {
     fn cached(&self) -> Chunks {
         let mut chunks: Chunks = self.pass.dims.iter().map(|_| 1.0).collect();
         for d in 0..chunks.len() {
-            let one = self.lines(&chunks) * LINE as f64;
+            let one = self.lines(&chunks) * CARD.line as f64;
             chunks[d] = self.pass.dims[d].length as f64;
-            if self.lines(&chunks) * LINE as f64 > CACHED {
-                chunks[d] = (CACHED / one).clamp(1.0, chunks[d]);
+            if self.lines(&chunks) * CARD.line as f64 > CARD.cached {
+                chunks[d] = (CARD.cached / one).clamp(1.0, chunks[d]);
                 break;
             }
         }
@@ -209,11 +213,11 @@ impl<'a> Traffic<'a> {
 
     /// Returns the lines of the source that a chunk touches.
     fn lines(&self, chunks: &[f64]) -> f64 {
-        self.touched(chunks, from, LINE, true) / LINE as f64
+        self.touched(chunks, from, CARD.line, true) / CARD.line as f64
     }
 }
 
 /// Returns the microseconds in which the memory moves so many bytes.
 fn memory(nbytes: f64) -> f64 {
-    nbytes / if nbytes < CACHED_WHOLE { CACHE } else { MEMORY }
+    nbytes / if nbytes < CARD.cached_whole { CARD.cache } else { CARD.memory }
 }

@@ -8,12 +8,15 @@ use crate::copy::kernels::table::Kernel;
 const LEAST_PLACES: usize = 64;
 
 // By the binary logarithm of the unit.
-/// With the units of a thread.
-const FLATS: [(Kernel, u32); 5] =
-    [(Kernel::Flat1, 4), (Kernel::Flat2, 4), (Kernel::Flat4, 4), (Kernel::Flat8, 4), (Kernel::Flat16, 2)];
-/// With the bytes of an item, and the items of a thread.
-const GATHERS: [Option<(Kernel, usize, u32)>; 5] =
-    [None, Some((Kernel::Gather2, 8, 2)), Some((Kernel::Gather4, 16, 2)), None, None];
+/// Units one by one, with those of a thread; and items of several units, with their bytes and the items of a thread.
+type InOrder = ((Kernel, u32), Option<(Kernel, usize, u32)>);
+const IN_ORDER: [InOrder; 5] = [
+    ((Kernel::Flat1, 4), None),
+    ((Kernel::Flat2, 4), Some((Kernel::Gather2, 8, 2))),
+    ((Kernel::Flat4, 4), Some((Kernel::Gather4, 16, 2))),
+    ((Kernel::Flat8, 4), None),
+    ((Kernel::Flat16, 2), None),
+];
 
 impl Pass {
     /// The target in its own order: by rows, by units, and by items of several units.
@@ -67,7 +70,7 @@ impl Pass {
 
     /// Units one by one.
     fn flat(mut self) -> Launch {
-        let (flat, each) = FLATS[self.index()];
+        let ((flat, each), _) = IN_ORDER[self.index()];
         let Some(fastest) = self.dims.first() else {
             let one = [Step { length: 1, from: 0, to: 0 }];
             return self.walked(flat, each, 0, &one);
@@ -113,7 +116,7 @@ impl Pass {
     /// target has no gaps.
     fn gathers(&self) -> Option<(Kernel, usize, u32)> {
         let fits = |item: usize| !self.dims.is_empty() && self.is_without_gaps() && self.beyond.1.is_multiple_of(item);
-        GATHERS[self.index()].filter(|(_, item, _)| fits(*item))
+        IN_ORDER[self.index()].1.filter(|(_, item, _)| fits(*item))
     }
 
     fn walked(&self, kernel: Kernel, each: u32, extra: i64, steps: &[Step]) -> Launch {

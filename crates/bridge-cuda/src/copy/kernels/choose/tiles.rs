@@ -5,16 +5,18 @@ use crate::copy::kernels::parameters::{Dim, Group, Tile};
 use crate::copy::kernels::table::{KERNELS, Kernel};
 use smallvec::SmallVec;
 
-/// The least bytes across a tile of `shifted`, and the most: of the source's rows without a word for the neighbours, and
-/// of the target's with a part before the tile.
-const SHIFTED_LEAST: usize = 62;
-const SHIFTED_I: usize = 31 * WORD;
-const SHIFTED_O: usize = 64 * WORD;
+/// Bytes of `shifted`. It writes whole sectors where a copy has `copy` bytes and a row of its target `row`. Less stays in the
+/// cache, which joins the parts of a sector.
+struct Shifted {
+    /// The most across a tile: of the source's rows without a word for the neighbours, and of the target's with a part
+    /// before the tile.
+    i: usize,
+    o: usize,
+    copy: usize,
+    row: usize,
+}
 
-/// It writes whole sectors where a copy and a row of its target have at least so many bytes. Less stays in the cache, which
-/// joins the parts of a sector.
-const SHIFTED_SECTORS: usize = 24 << 20;
-const SHIFTED_ROW: usize = 128;
+const SHIFTED: Shifted = Shifted { i: 31 * WORD, o: 64 * WORD, copy: 24 << 20, row: 128 };
 
 // By the binary logarithm of the unit.
 /// Units of any alignment, with the units across a tile. Bytes are copied in boxes.
@@ -128,21 +130,21 @@ impl Pass {
     fn shifted(&self, i: usize) -> Option<Candidate> {
         let kernel = *[Kernel::Shifted1, Kernel::Shifted2].get(self.index())?;
         let (length_i, length_o) = (self.dims[i].length, self.dims[0].length);
-        let fills = length_i.min(length_o) * self.unit >= SHIFTED_LEAST;
+        let fills = length_i.min(length_o) * self.unit >= SHIFTED.i / 2;
         if !fills || self.run > 1 || !self.whole(self.unit, &[i], &[0]) {
             return None;
         }
         let nbytes = self.dims.iter().fold(self.unit, |nbytes, dim| nbytes * dim.length);
-        let whole = nbytes >= SHIFTED_SECTORS && length_o * self.unit >= SHIFTED_ROW;
+        let whole = nbytes >= SHIFTED.copy && length_o * self.unit >= SHIFTED.row;
         let part = if whole { SECTOR as usize } else { WORD };
         // Tiles of about one size, of whole words and parts.
         let even = |units: usize, most: usize, part: usize| {
             (units.div_ceil(units.div_ceil(most / self.unit)) * self.unit).next_multiple_of(part) / self.unit
         };
-        let span_i = even(length_i, SHIFTED_I, WORD);
+        let span_i = even(length_i, SHIFTED.i, WORD);
         // A tile may end up to a part before its span.
         let more = part / self.unit - 1;
-        let span_o = even(length_o + more, SHIFTED_O - part, part);
+        let span_o = even(length_o + more, SHIFTED.o - part, part);
         let mut launch = self.tiled(kernel, &[i], &[0], (span_i, span_o), 0);
         if let Parameters::Tile(tile) = &mut launch.parameters {
             tile.extent = (part / WORD) as u32;
@@ -151,7 +153,7 @@ impl Pass {
             tile.along_i = u32::from(tile.tiles_i.length < tile.tiles_o.length);
             launch.blocks = rest * tile.tiles_i.length * tile.tiles_o.length;
         }
-        let work = Work::Tile(self.chunk(&[i], SHIFTED_I / self.unit), self.chunk(&[0], SHIFTED_O / self.unit));
+        let work = Work::Tile(self.chunk(&[i], SHIFTED.i / self.unit), self.chunk(&[0], SHIFTED.o / self.unit));
         Some(Candidate { launch, work })
     }
 
