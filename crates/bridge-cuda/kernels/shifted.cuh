@@ -3,7 +3,7 @@
 #include "tile.cuh"
 
 // The bytes of a row that a tile may touch, from `begin` to `end` after the tile's first unit. Units of `SIZE` bytes
-// beyond them are neither read nor written. With `INSIDE` every word is in the row as a whole.
+// beyond them are neither read nor written. With `INSIDE` every word is read or written as a whole.
 template <int SIZE, bool INSIDE> struct Words {
     typedef typename Bytes<SIZE>::Unit Unit;
     int begin, end;
@@ -106,12 +106,12 @@ template <int SIZE> __device__ __forceinline__ void shifted(const Tile &p) {
     typedef Cells<SIZE> Of;
     __shared__ Of cells;
     const Block at = block(p);
-    // Also what is read in vain.
-    const bool inside_o = at.first_o > 0 && at.first_o + Of::ROW * Of::PER <= p.o.total;
-    const bool inside_i = at.first_i > 0 && at.first_i + 32 * Of::PER <= p.i.total;
-    if (inside_i && inside_o) gather_rows<SIZE, true>(p, at, cells);
+    // A row is read to 3 bytes before a tile, and to 128 bytes after its first. Rows are 64 bytes apart or more, so that the
+    // source has these bytes where it has two rows more on either side.
+    const u32 before = p.extent * Of::PER, rows = Of::ROW * Of::PER;
+    if (at.first_o >= before + 2 && at.first_o + rows + 2 <= p.o.total + before) gather_rows<SIZE, true>(p, at, cells);
     else gather_rows<SIZE, false>(p, at, cells);
     __syncthreads();
-    if (inside_o) write_rows<SIZE, true>(p, at, cells);
+    if (at.first_o > 0 && at.first_o + p.span_o <= p.o.total) write_rows<SIZE, true>(p, at, cells);
     else write_rows<SIZE, false>(p, at, cells);
 }

@@ -314,6 +314,20 @@ fn kernels_are_candidates_for_what_they_were_made_for() {
     by(Flat1, &three, &layout(DType::UINT8, &[100, 3], Some(&[4, 1])), (0, 0));
 }
 
+/// `shifted` reads up to 128 bytes of a row at once, which rows that lie closer than 64 bytes may not have.
+#[test]
+fn rows_that_overlap_are_not_shifted() {
+    let to = layout(DType::UINT8, &[200, 600], None);
+    for (pitch, is_shifted) in [(63, false), (64, true), (-63, false), (-65, true)] {
+        let from = layout(DType::UINT8, &[200, 600], Some(&[1, pitch]));
+        let launches = candidates(Walk::new(&from, &to).unwrap(), (0, 0), 0).unwrap();
+        assert_eq!(launches.iter().any(|launch| launch.kernel == Kernel::Shifted1), is_shifted, "{pitch}");
+        for launch in launches {
+            check_launches(&[launch], (&from, &to), (0, 0), 0).unwrap();
+        }
+    }
+}
+
 /// The plan into a compact target, from lengths and the source's strides in bytes, the fastest dimension first.
 fn plan(dtype: DType, dims: &[(i64, i64)]) -> Launch {
     let shape: Vec<_> = dims.iter().rev().map(|dim| dim.0).collect();

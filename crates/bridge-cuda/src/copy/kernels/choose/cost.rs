@@ -46,35 +46,36 @@ const WARP: usize = 32;
 const BLOCK: usize = 512;
 
 /// By kernel: a factor of the time that the memory takes, and the microseconds for 4 MB through the caches, for 16 MB of lines
-/// that warps touch, for 1 million units with the places beyond the last one, for 1,000 blocks (of `gather`, for 4 MB in
-/// items that end within a row), and for a launch. Fitted to 5,000 random layouts on an H200 (2026-11-30).
+/// that warps touch (of tiles, of sectors that they read), for 1 million units with the places beyond the last one, for 1,000
+/// blocks (of `gather`, for 4 MB in items that end within a row), and for a launch. Fitted to 5,000 random layouts on an H200
+/// (2026-11-30).
 #[rustfmt::skip]
 const COSTS: [(Kernel, [f64; 6]); 25] = [
-    (Kernel::Flat1, [1.0, 0.78, 0.4, 2.1, 0.0, 1.7]),
-    (Kernel::Flat2, [1.1, 0.81, 0.41, 2.0, 0.0, 1.9]),
-    (Kernel::Flat4, [0.96, 0.87, 0.43, 1.7, 0.0, 2.1]),
-    (Kernel::Flat8, [0.99, 0.92, 0.58, 1.2, 0.0, 2.3]),
+    (Kernel::Flat1, [1.1, 0.91, 0.4, 1.6, 0.0, 2.6]),
+    (Kernel::Flat2, [0.85, 0.88, 0.41, 1.8, 0.0, 1.9]),
+    (Kernel::Flat4, [0.96, 0.87, 0.43, 1.8, 0.0, 2.1]),
+    (Kernel::Flat8, [0.99, 0.99, 0.49, 1.3, 0.0, 2.5]),
     (Kernel::Flat16, [1.0, 0.72, 1.1, 0.0, 0.0, 2.2]),
-    (Kernel::Gather2, [1.1, 0.8, 0.26, 1.1, 2.5, 2.3]),
+    (Kernel::Gather2, [0.94, 0.74, 0.34, 1.1, 2.5, 2.3]),
     (Kernel::Gather4, [1.0, 0.86, 0.26, 0.34, 1.1, 2.5]),
-    (Kernel::Rows, [1.1, 1.4, 0.0, 0.31, 0.0, 2.6]),
-    (Kernel::Tile2, [0.8, 0.96, 0.0, 1.1, 3.9, 3.6]),
-    (Kernel::Tile4, [1.0, 0.66, 0.0, 0.0, 3.9, 3.8]),
-    (Kernel::Tile4Small, [1.0, 0.65, 0.0, 0.0, 2.0, 2.8]),
+    (Kernel::Rows, [1.2, 1.3, 0.0, 0.22, 0.0, 2.6]),
+    (Kernel::Tile2, [0.6, 0.96, 0.0, 1.1, 3.6, 3.6]),
+    (Kernel::Tile4, [1.0, 0.43, 1.8, 0.0, 4.2, 4.1]),
+    (Kernel::Tile4Small, [1.0, 0.55, 2.0, 0.0, 2.2, 2.8]),
     (Kernel::Tile8, [0.97, 0.58, 0.0, 0.0, 2.0, 2.8]),
-    (Kernel::Tile16, [1.0, 0.56, 0.0, 2.0, 2.1, 2.9]),
-    (Kernel::Words, [1.0, 0.74, 0.0, 0.0, 5.7, 4.3]),
-    (Kernel::Shifted1, [0.65, 1.0, 0.0, 0.58, 12.5, 6.3]),
-    (Kernel::Shifted2, [0.92, 0.0, 0.0, 0.88, 7.9, 4.4]),
-    (Kernel::Vectors1, [1.1, 0.0, 0.0, 0.2, 3.0, 2.9]),
-    (Kernel::Vectors1Wide, [1.0, 0.4, 0.0, 0.0, 10.6, 4.1]),
-    (Kernel::Vectors2, [1.0, 0.55, 0.0, 0.0, 2.0, 2.8]),
-    (Kernel::Vectors2Wide, [0.99, 0.54, 0.0, 0.33, 5.0, 3.3]),
-    (Kernel::Vectors4, [1.0, 0.42, 0.0, 0.52, 2.7, 3.0]),
-    (Kernel::Split1, [1.1, 0.0, 0.0, 0.73, 3.3, 4.3]),
-    (Kernel::Split2, [1.0, 0.0, 0.0, 1.1, 2.9, 3.7]),
-    (Kernel::Split4, [0.92, 0.0, 0.0, 1.7, 3.7, 3.5]),
-    (Kernel::Box, [0.9, 1.2, 0.0, 0.6, 4.4, 4.2]),
+    (Kernel::Tile16, [0.93, 0.6, 0.0, 1.2, 2.1, 2.9]),
+    (Kernel::Words, [0.93, 0.74, 2.5, 0.0, 5.7, 4.3]),
+    (Kernel::Shifted1, [0.5, 1.1, 0.0, 0.26, 6.6, 8.0]),
+    (Kernel::Shifted2, [0.93, 0.0, 3.2, 0.53, 6.8, 5.3]),
+    (Kernel::Vectors1, [1.1, 0.0, 0.0, 0.14, 3.0, 1.7]),
+    (Kernel::Vectors1Wide, [1.0, 0.43, 1.9, 0.0, 10.6, 4.1]),
+    (Kernel::Vectors2, [1.0, 0.55, 1.4, 0.07, 2.0, 2.8]),
+    (Kernel::Vectors2Wide, [0.99, 0.54, 1.2, 0.23, 5.0, 3.3]),
+    (Kernel::Vectors4, [1.0, 0.49, 0.0, 0.52, 3.2, 2.8]),
+    (Kernel::Split1, [0.72, 0.0, 0.0, 0.73, 3.3, 4.3]),
+    (Kernel::Split2, [0.85, 0.0, 0.0, 0.94, 3.7, 3.7]),
+    (Kernel::Split4, [0.9, 0.0, 0.0, 1.5, 3.7, 3.5]),
+    (Kernel::Box, [0.62, 0.94, 6.3, 0.59, 3.8, 5.0]),
 ];
 
 /// The bytes of a step on a side.
@@ -146,11 +147,12 @@ impl<'a> Traffic<'a> {
                 let blocks: f64 =
                     (self.pass.dims.iter().zip(&both)).map(|(dim, chunk)| (dim.length as f64 / chunk).ceil()).product();
                 let units = blocks * both.iter().product::<f64>();
-                let caches = self.all(read, from, SECTOR, true) + self.all(written, to, SECTOR, false);
+                let source = self.all(read, from, SECTOR, true);
+                let caches = source + self.all(written, to, SECTOR, false);
                 let moved = self.all(&both, from, CARD.burst, true) + self.all(&both, to, SECTOR, false);
                 // What a block leaves of a burst, the next one mostly finds in the cache.
                 let memory = memory((self.read + self.written + moved) / 2.0);
-                [memory, caches / 4e6, 0.0, units / 1e6, blocks / 1e3]
+                [memory, caches / 4e6, source / 16e6, units / 1e6, blocks / 1e3]
             }
         }
     }
