@@ -3,7 +3,7 @@
 use crate::runtime::Runtime;
 use crate::{borrow, counter, export, import, raised, watched};
 use bridge_core::planted::is_planted;
-use bridge_core::{Adapter, Consumer, DType, Device, Export, Failed, Offer, Order, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Export, Failed, Offer, Order, PREFETCHED, Profile, Result};
 use bridge_pyo3::{Borrowed, Fingerprint, PyAdapter, PyTensor};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -54,6 +54,12 @@ unsafe impl<'py> Adapter for Torch<'py> {
         export::export(self.runtime, tensor)
     }
 
+    fn prefetch(&self, tensors: &[&PyTensor<'py>]) {
+        if let Some(native) = &self.runtime.native {
+            native.prefetch(tensors, |tensor| self.runtime.is_plain(tensor));
+        }
+    }
+
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
         if is_planted("torch_object_leaked") {
             std::mem::forget(PyList::empty(self.py));
@@ -79,7 +85,13 @@ unsafe impl<'py> Adapter for Torch<'py> {
             let native = self.runtime.native.as_ref().filter(|_| self.runtime.is_tensor(tensor));
             native.is_some_and(|native| native.count(tensor))
         };
-        let rest: Vec<usize> = (0..tensors.len()).filter(|index| !is_counted(tensors[*index])).collect();
+        let mut rest = Vec::new();
+        for (index, tensor) in tensors.iter().enumerate() {
+            if index % PREFETCHED == 0 {
+                self.prefetch(&tensors[index..tensors.len().min(index + PREFETCHED)]);
+            }
+            rest.extend((!is_counted(tensor)).then_some(index));
+        }
         if rest.is_empty() {
             return Ok(());
         }
