@@ -16,8 +16,9 @@ use crate::memory::Memory;
 use bridge_core::dlpack::ffi::DLTensor;
 use bridge_core::planted::is_planted;
 use bridge_core::{DType, Error, ErrorKind, Pending, Result};
-use bridge_pyo3::{Fingerprint, Guarded, PyTensor, probe, watch_for_exit};
+use bridge_pyo3::{Fingerprint, Guarded, PyTensor, once, probe, watch_for_exit};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyDict};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -30,7 +31,8 @@ pub(crate) struct Native {
     offsets: Offsets,
     describe: Option<Describe>,
     fields: Option<Fields>,
-    counters: Option<Counters>,
+    /// What counts writes, looked up for the first one.
+    counters: PyOnceLock<Option<Counters>>,
     /// Whether [`Memory::keep`] does what it says.
     keeps_memory: bool,
     counts: Option<&'static Counts>,
@@ -132,7 +134,7 @@ impl Native {
                 offsets,
                 describe: None,
                 fields: None,
-                counters: None,
+                counters: PyOnceLock::new(),
                 keeps_memory: false,
                 counts: None,
             };
@@ -149,7 +151,6 @@ impl Native {
         native.keeps_memory = probe(torch.py(), native.keeps_memory(torch))? == Some(true);
         let counts = Counts::find(torch, functions, |object| native.tensor(object), native.offsets.storage);
         native.counts = probe(torch.py(), counts)?.flatten();
-        native.counters = probe(torch.py(), Counters::find(torch, |object| native.tensor(object)))?.flatten();
         Ok(Some(native))
     }
 
@@ -334,10 +335,19 @@ impl Native {
     }
 
     /// Increments the version counter of a tensor without Python. Returns `false` where that cannot be.
-    pub(crate) fn count(&self, object: &PyTensor<'_>) -> bool {
-        let tensor = self.tensor(object);
+    ///
+    /// # Errors
+    ///
+    /// As [`find`](Self::find).
+    pub(crate) fn count(&self, object: &PyTensor<'_>) -> PyResult<bool> {
+        let py = object.py();
+        let find = || {
+            let found = Counters::find(&py.import("torch")?, |object| self.tensor(object));
+            Ok::<_, PyErr>(probe(py, found)?.flatten())
+        };
+        let counters = once(py, &self.counters, find)?;
         // SAFETY: the object keeps its tensor.
-        self.counters.as_ref().is_some_and(|counters| unsafe { counters.count(tensor) })
+        Ok(counters.as_ref().is_some_and(|counters| unsafe { counters.count(self.tensor(object)) }))
     }
 
     /// Returns a hold on the memory of a tensor on the host, or else on its storage. PyTorch's own object would not do:

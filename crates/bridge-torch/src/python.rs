@@ -83,14 +83,16 @@ unsafe impl<'py> Adapter for Torch<'py> {
         let tensors = &tensors[..all.min(tensors.len())];
         let is_counted = |tensor: &PyTensor<'py>| {
             let native = self.runtime.native.as_ref().filter(|_| self.runtime.is_tensor(tensor));
-            native.is_some_and(|native| native.count(tensor))
+            native.map_or(Ok(false), |native| native.count(tensor)).map_err(|error| raised(self.py, error))
         };
         let mut rest = Vec::new();
         for (index, tensor) in tensors.iter().enumerate() {
             if index % PREFETCHED == 0 {
                 self.prefetch(&tensors[index..tensors.len().min(index + PREFETCHED)]);
             }
-            rest.extend((!is_counted(tensor)).then_some(index));
+            if !is_counted(tensor).map_err(|error| Failed::new(index, error))? {
+                rest.push(index);
+            }
         }
         if rest.is_empty() {
             return Ok(());
