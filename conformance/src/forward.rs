@@ -3,7 +3,7 @@
 /// Writes the methods of `Adapter` with these names, or all of them, each as that of the field.
 macro_rules! forward_adapter {
     ($tensor:ty, $field:ident) => {
-        forward_adapter!($tensor, $field: profile consumer export prefetch import compact overwritten empty);
+        forward_adapter!($tensor, $field: profile consumer export import compact overwritten empty);
     };
     ($tensor:ty, $field:ident: $($method:ident)+) => {
         $(forward_adapter!(@$method $tensor, $field);)+
@@ -21,11 +21,6 @@ macro_rules! forward_adapter {
     (@export $tensor:ty, $field:ident) => {
         fn export(&self, tensor: &$tensor) -> bridge_core::Result<bridge_core::Export> {
             self.$field.export(tensor)
-        }
-    };
-    (@prefetch $tensor:ty, $field:ident) => {
-        fn prefetch(&self, tensors: &[&$tensor]) {
-            self.$field.prefetch(tensors);
         }
     };
     (@import $tensor:ty, $field:ident) => {

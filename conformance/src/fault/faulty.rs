@@ -217,7 +217,7 @@ unsafe impl<A: Breakable> Adapter for Faulty<A> {
         }
     }
 
-    forward_adapter!(A::Tensor, sound: prefetch overwritten empty);
+    forward_adapter!(A::Tensor, sound: overwritten empty);
 }
 
 /// Exports the same tensor with a fault.

@@ -60,10 +60,6 @@ unsafe impl<X> Adapter for FailingAdapter<'_, X> {
         self.adapter.export(tensor)
     }
 
-    fn prefetch(&self, tensors: &[&X]) {
-        self.adapter.prefetch(tensors);
-    }
-
     fn import(&self, offer: Offer) -> Result<X> {
         self.countdown.call("an import, before it took the memory")?;
         let imported = self.adapter.import(offer)?;

@@ -27,7 +27,7 @@ impl Drop for Owner {
 unsafe impl<F> Adapter for Watched<'_, F> {
     type Tensor = F;
 
-    forward_adapter!(F, adapter: profile consumer prefetch import compact overwritten empty);
+    forward_adapter!(F, adapter: profile consumer import compact overwritten empty);
 
     fn export(&self, tensor: &F) -> Result<Export> {
         let exported = self.adapter.export(tensor)?;

@@ -44,7 +44,7 @@ unsafe impl<'py> Adapter for Peer<'py> {
         &self.profile
     }
 
-    forward_adapter!(PyTensor<'py>, protocol: consumer export prefetch compact overwritten empty);
+    forward_adapter!(PyTensor<'py>, protocol: consumer export compact overwritten empty);
 
     fn import(&self, _: Offer) -> Result<PyTensor<'py>> {
         Err(Error::new(ErrorKind::Argument, "the suite knows this library only by its protocol, as a source"))

@@ -6,10 +6,6 @@ use std::sync::Arc;
 /// Alignment, in bytes, of copies that adapters make: the largest that a framework requires (TensorFlow).
 pub const COPY_ALIGNMENT: usize = 64;
 
-/// Tensors that [`Adapter::prefetch`] is called with at a time: many, so that their misses overlap, and few, so that they
-/// are still in the first cache when they are exported.
-pub const PREFETCHED: usize = 16;
-
 /// A framework, as core sees it. Adapters translate; core checks and plans.
 ///
 /// # For implementers
@@ -124,13 +120,6 @@ pub unsafe trait Adapter {
     /// [`ErrorKind::RequiresGrad`], [`ErrorKind::Dtype`], [`ErrorKind::Layout`].
     fn export(&self, tensor: &Self::Tensor) -> Result<Export>;
 
-    /// Tells that these tensors are exported next, some of them perhaps by other adapters. An adapter whose tensors are
-    /// objects all over the memory fetches them into the processor's cache, where their misses overlap. The default does
-    /// nothing.
-    fn prefetch(&self, tensors: &[&Self::Tensor]) {
-        let _ = tensors;
-    }
-
     /// Accepts an offer ([`Offer::accept`]), which checks that the tensor fits [`profile`](Self::profile) and is for
     /// [`consumer`](Self::consumer), and wraps its lease as a tensor that shares the memory and drops the lease with the
     /// last view. Core has ordered the current stream after the owner's.
@@ -212,10 +201,6 @@ unsafe impl<A: Adapter + ?Sized> Adapter for &A {
 
     fn export(&self, tensor: &A::Tensor) -> Result<Export> {
         (**self).export(tensor)
-    }
-
-    fn prefetch(&self, tensors: &[&A::Tensor]) {
-        (**self).prefetch(tensors);
     }
 
     fn import(&self, offer: Offer<'_>) -> Result<A::Tensor> {

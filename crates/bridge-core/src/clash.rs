@@ -3,7 +3,6 @@
 use crate::Layout;
 use crate::cast::Change;
 use crate::overlap::overlap;
-use std::ops::Range;
 
 /// A view, by the address of its first element.
 type View<'a> = (usize, &'a Layout);
@@ -30,34 +29,26 @@ struct Interval {
 /// A copy, from the first view to the second, and what happens to each element.
 type Copied<'a> = (View<'a>, View<'a>, Change);
 
-/// Returns the addresses that a view touches.
-pub(crate) fn extent((data, layout): View<'_>) -> Range<usize> {
-    let (below, above) = layout.byte_extent();
-    data.wrapping_sub(below)..data.wrapping_add(above)
-}
-
-/// Finds copies of which one writes to bytes of another one, or of its own source, among `count`. Of each `extents` returns
-/// the [`extent`] of the source and of the target, and `piece` all, which is read only where extents meet. Returns which of
-/// them repeat an earlier copy, source and target alike, as those of weights that a model holds twice: they need not be
-/// made.
+/// Finds copies of which one writes to bytes of another one, or of its own source, among `count`, of which `piece` returns
+/// each. Returns which of them repeat an earlier copy, source and target alike, as those of weights that a model holds twice:
+/// they need not be made.
 ///
 /// Only addresses are compared: they differ between host memory and the memory of every device.
 ///
 /// # Errors
 ///
 /// A clash.
-pub(crate) fn repeated<'a, 'b>(
-    count: usize,
-    extents: impl Fn(usize) -> &'b [Range<usize>; 2],
-    piece: impl Fn(usize) -> Copied<'a>,
-) -> Result<Vec<bool>, Clash> {
+pub(crate) fn repeated<'a>(count: usize, piece: impl Fn(usize) -> Copied<'a>) -> Result<Vec<bool>, Clash> {
     let mut intervals: Vec<Interval> = Vec::with_capacity(2 * count);
     // All sources, and then all targets: each are often in order already, as parts of one tensor are.
     for is_target in [false, true] {
-        for piece in 0..count {
-            let Range { start, end } = extents(piece)[usize::from(is_target)];
-            if start != end {
-                intervals.push(Interval { start, end, piece, is_target });
+        for index in 0..count {
+            let (source, target, _) = piece(index);
+            let (data, layout) = if is_target { target } else { source };
+            if layout.numel() > 0 {
+                let (below, above) = layout.byte_extent();
+                let (start, end) = (data.wrapping_sub(below), data.wrapping_add(above));
+                intervals.push(Interval { start, end, piece: index, is_target });
             }
         }
     }
@@ -115,8 +106,7 @@ mod tests {
     }
 
     fn among(pieces: &[Copied<'_>]) -> Result<Vec<bool>, Clash> {
-        let extents: Vec<_> = pieces.iter().map(|piece| [extent(piece.0), extent(piece.1)]).collect();
-        repeated(pieces.len(), |index| &extents[index], |index| pieces[index])
+        repeated(pieces.len(), |index| pieces[index])
     }
 
     fn bytes((data, layout): View<'_>) -> Vec<usize> {

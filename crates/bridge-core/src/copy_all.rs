@@ -2,7 +2,7 @@
 
 use crate::batch::Batch;
 use crate::cast::Change;
-use crate::clash::{Clash, extent, repeated};
+use crate::clash::{Clash, repeated};
 use crate::conversion::{Streams, order_after, used};
 use crate::copy_into::{Sides, release, uncopied};
 use crate::fill::flips;
@@ -10,12 +10,10 @@ use crate::host_copy::copy_by_loop;
 use crate::moved::{Moving, Route, unmovable};
 use crate::planted::is_planted;
 use crate::{
-    Consumer, Device, DeviceKind, Error, ErrorKind, Export, Failed, Layout, Lease, Ordering, PREFETCHED, Pair, Piece,
-    Planned, Result, Reuse, Stream, Strided,
+    Consumer, Device, DeviceKind, Error, ErrorKind, Export, Failed, Layout, Lease, Ordering, Pair, Piece, Planned,
+    Result, Reuse, Stream, Strided,
 };
-use smallvec::SmallVec;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// A pair that could not be copied.
@@ -85,22 +83,15 @@ pub fn copy_all<F, T>(
 /// Exports both sides of every pair, and checks each pair.
 pub(crate) fn export<F, T>(pairs: &[Pair<'_, F, T>], ordering: &Arc<dyn Ordering>) -> Result<Vec<Job>, Misfit> {
     let mut jobs = Vec::with_capacity(pairs.len());
-    for together in pairs.chunks(PREFETCHED) {
-        let [Pair { from, to, .. }, ..] = together else { continue };
-        from.prefetch(&together.iter().map(|pair| pair.tensor).collect::<SmallVec<[_; PREFETCHED]>>());
-        to.prefetch(&together.iter().map(|pair| pair.out).collect::<SmallVec<[_; PREFETCHED]>>());
-        for pair in together {
-            let index = jobs.len();
-            jobs.push(Job::new(index, pair, ordering).map_err(|error| Failed { index, error })?);
-        }
+    for (index, pair) in pairs.iter().enumerate() {
+        jobs.push(Job::new(index, pair, ordering).map_err(|error| Failed { index, error })?);
     }
     Ok(jobs)
 }
 
 /// Checks all pairs together. Returns which of them repeat an earlier one.
 pub(crate) fn repeats(jobs: &[Job]) -> Result<Vec<bool>, Misfit> {
-    let mut repeats =
-        repeated(jobs.len(), |index| &jobs[index].extents, |index| jobs[index].views()).map_err(misfit)?;
+    let mut repeats = repeated(jobs.len(), |index| jobs[index].views()).map_err(misfit)?;
     if is_planted("core_source_copied_once") {
         let source = |index: usize| (jobs[index].source.data(), jobs[index].source.layout());
         (1..jobs.len()).for_each(|index| repeats[index] |= (0..index).any(|other| source(other) == source(index)));
@@ -128,7 +119,7 @@ pub(crate) fn grouped(jobs: &[Job], repeats: &[bool]) -> (Vec<Place>, Vec<Moves>
             }
             continue;
         };
-        let [_, stream] = job.streams;
+        let stream = job.target.buffer().stream();
         // Nearly all have one place.
         let group = groups.iter().rposition(|group| (group.0, group.1) == (device, stream)).unwrap_or_else(|| {
             groups.push((device, stream, Vec::new()));
@@ -154,14 +145,8 @@ pub(crate) fn run<F, T>(
         pairs[indices[0]].to.overwritten_all(&targets).map_err(|failed| failed.among(&indices))?;
     }
     for (job, pair) in jobs.iter().zip(pairs) {
-        let has_views =
-            |stream: Option<Stream>, consumer: &dyn Consumer| stream.is_some() && !consumer.views().is_empty();
-        if has_views(job.streams[0], &*pair.from.consumer()) {
-            used(&job.source, || pair.from.consumer());
-        }
-        if has_views(job.streams[1], &*job.consumer) {
-            used(&job.target, || pair.to.consumer());
-        }
+        used(&job.source, || pair.from.consumer());
+        used(&job.target, || pair.to.consumer());
     }
     let (groups, moves) = grouped(&jobs, repeats);
     let mut jobs: Vec<Option<Job>> = jobs.into_iter().map(Some).collect();
@@ -205,11 +190,6 @@ pub(crate) struct Job {
     /// Whether the source is a compact copy of the tensor, which was made for this.
     pub(crate) is_packed: bool,
     change: Change,
-    /// The streams of both sides. These and their extents are read of one job after another, which the exports, each with
-    /// its own memory, make slow.
-    streams: [Option<Stream>; 2],
-    /// The bytes that both sides touch.
-    extents: [Range<usize>; 2],
     /// That of the target.
     pub(crate) consumer: Arc<dyn Consumer>,
 }
@@ -230,9 +210,7 @@ impl Job {
             (None, None) => return Err(unmovable()),
             (_, Some(flips)) => flips,
         };
-        let streams = [source.buffer().stream(), stream];
-        let extents = [&source, &target].map(|side| extent((side.data(), side.layout())));
-        Ok(Self { index, source, target, device, is_packed, change: (flips, cast), streams, extents, consumer })
+        Ok(Self { index, source, target, device, is_packed, change: (flips, cast), consumer })
     }
 
     /// Returns both views, and what happens to each element.
@@ -265,11 +243,7 @@ fn copy_together(
     let group = || copies.iter().filter_map(|copy| jobs[*copy].as_ref());
     // The host waits once for each stream.
     let mut waited = None;
-    for Job { index, source, streams: [owner, _], .. } in group() {
-        // In the stream of the copy it is in order.
-        if stream.is_some() && *owner == stream {
-            continue;
-        }
+    for Job { index, source, .. } in group() {
         let owner = (source.buffer().device(), source.buffer().stream());
         if stream.is_none() && waited.replace(owner) == Some(owner) {
             continue;

@@ -114,7 +114,7 @@ mod sync;
 mod transfer;
 mod views;
 
-pub use adapter::{Adapter, COPY_ALIGNMENT, PREFETCHED};
+pub use adapter::{Adapter, COPY_ALIGNMENT};
 pub use advice::Advice;
 #[doc(hidden)]
 pub use advice::python;

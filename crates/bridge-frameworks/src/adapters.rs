@@ -59,10 +59,6 @@ macro_rules! adapters {
                 (**self).export(tensor)
             }
 
-            fn prefetch(&self, tensors: &[&Self::Tensor]) {
-                (**self).prefetch(tensors);
-            }
-
             fn import(&self, offer: Offer) -> Result<Self::Tensor> {
                 (**self).import(offer)
             }

@@ -5,7 +5,7 @@ use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, seen};
 use crate::ordering::ordering;
 use crate::pairs::{self, Pairs, of_target};
 use crate::{conversions, options, trace};
-use bridge_core::{DType, Error, ErrorKind, Export, Failed, Misfit, PREFETCHED, Pair, Prepared, Result};
+use bridge_core::{DType, Error, ErrorKind, Export, Failed, Misfit, Pair, Prepared, Result};
 use bridge_ipc::Leases;
 use bridge_pyo3::{Fingerprint, PyTensor, together};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -92,16 +92,12 @@ impl Copier {
                 both.map_err(|error| Failed::new(index, error))?;
             }
         }
-        let leaf = |index: usize| (self.leaves[index].0.bind(py), self.leaves[index].1.bind(py));
-        for looks in self.looks.chunks(PREFETCHED) {
-            let tensors: Vec<_> = looks.iter().map(|look| leaf(look.index)).flat_map(<[_; 2]>::from).collect();
-            adapters.iter().for_each(|adapter| adapter.prefetch(&tensors));
-            for Look { index, sides } in looks {
-                let (index, leaf) = (*index, leaf(*index));
-                let Some((source, target)) = self.prepared.held(index) else { continue };
-                if !(sides.0.is_same(&adapters, leaf.0, source) && sides.1.is_same(&adapters, leaf.1, target)) {
-                    self.check(index, leaf)?;
-                }
+        for Look { index, sides } in &self.looks {
+            let (index, leaf) = (*index, &self.leaves[*index]);
+            let leaf = (leaf.0.bind(py), leaf.1.bind(py));
+            let Some((source, target)) = self.prepared.held(index) else { continue };
+            if !(sides.0.is_same(&adapters, leaf.0, source) && sides.1.is_same(&adapters, leaf.1, target)) {
+                self.check(index, leaf)?;
             }
         }
         for (framework, tensors) in &self.counters {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import random
 import subprocess
@@ -155,69 +154,6 @@ def test_a_storage_without_views_is_as_before() -> None:
     tensor.share_memory_()
     assert tensor.data_ptr() == address, "memory that processes share stays where it is"
     assert tensor.resize_(3).tolist() == [5, 1, 2]
-
-
-def mapped(path: Path, length: int) -> Any:
-    """Make a tensor of numbers in a file, of which processes can share the memory: so its storage is held."""
-    import torch
-
-    np.arange(length).tofile(path)
-    tensor = torch.from_file(str(path), shared=True, size=length, dtype=torch.int64)
-    # The first look at the deleter makes an object of Python for the storage.
-    tb.to_numpy(torch.from_file(str(path), shared=True, size=length, dtype=torch.int64))
-    return tensor
-
-
-def references(tensor: Any) -> int:
-    """Return how many references the storage of a tensor has, without an object of Python for it."""
-    import torch
-
-    sample = torch.zeros(1)
-    words = list((ctypes.c_size_t * 8).from_address(sample._cdata))
-    at = ctypes.sizeof(ctypes.c_size_t) * words.index(sample.untyped_storage()._cdata)
-    return torch._C._storage_Use_Count(ctypes.c_size_t.from_address(tensor._cdata + at).value)
-
-
-def test_an_export_is_a_reference_to_its_storage(tmp_path: Path) -> None:
-    import torch
-
-    tensor = mapped(tmp_path / "numbers", 64)
-    assert references(tensor) == 1
-    views = [tb.to_numpy(part) for part in (tensor, tensor[8:], tensor)]
-    assert references(tensor) == 4
-    targets = [torch.zeros(8, dtype=torch.int64) for _ in range(2)]
-    tb.copy([tensor[:8], tensor[8:16]], out=targets)
-    assert torch.cat(targets).tolist() == list(range(16))
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(views.pop).result()
-    assert references(tensor) == 3
-    # An object of Python is made for the storage while that is exported.
-    known = tensor.untyped_storage()
-    before = references(tensor)
-    views.append(tb.to_numpy(tensor))
-    assert references(tensor) == before + 1
-    views.clear()
-    assert references(tensor) == before - 2
-    assert known.nbytes() == tensor.nbytes
-
-
-@pytest.mark.parametrize("on_a_thread", [False, True])
-def test_the_last_reference_frees_a_storage(tmp_path: Path, on_a_thread: bool) -> None:
-    length = 1 << 18
-    path = tmp_path / "numbers"
-
-    def is_mapped() -> bool:
-        return str(path) in Path("/proc/self/maps").read_text()
-
-    views = [tb.to_numpy(mapped(path, length))]
-    gc.collect()
-    assert views[0][-1] == length - 1
-    if on_a_thread:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(views.clear).result()
-    views.clear()
-    gc.collect()
-    assert not is_mapped()
 
 
 def test_random_programs() -> None:

@@ -28,8 +28,6 @@ mod borrow;
 #[cfg(feature = "python")]
 mod capsule;
 #[cfg(feature = "python")]
-mod counted;
-#[cfg(feature = "python")]
 mod counter;
 #[cfg(feature = "python")]
 mod describe;
@@ -43,8 +41,6 @@ mod fingerprint;
 mod fork;
 #[cfg(feature = "python")]
 mod fresh;
-#[cfg(feature = "python")]
-mod functions;
 #[cfg(feature = "python")]
 mod import;
 #[cfg(feature = "python")]

@@ -70,19 +70,6 @@ pub(crate) unsafe fn word(start: usize, offset: usize) -> usize {
     unsafe { ptr::with_exposed_provenance::<usize>(start + offset).read() }
 }
 
-/// Fetches the cache line of an address, on processors for which that is known.
-#[cfg(feature = "python")]
-pub(crate) fn prefetch(address: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the processor has the instruction, which changes nothing but caches, for whatever address.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(ptr::without_provenance(address));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
 /// Returns the offsets, after the header of an object, of the first `length` bytes at `start` that hold `value`.
 ///
 /// # Safety

@@ -4,14 +4,12 @@
 //! compared with Python's for a few tensors before any is used: no version number decides. Where one of them is missing
 //! or disagrees, the adapter asks Python.
 
-use crate::counted::Counts;
 use crate::counter::Counters;
 use crate::describe::{Access, Describe};
 use crate::exchange::Borrow;
 use crate::fingerprint::{Fields, words};
-use crate::functions::Functions;
-use crate::keep_alive::KeepAlive;
-use crate::library::{AtTensor, MemoryOffsets, SEARCHED, WORD, prefetch, search, word};
+use crate::keep_alive::{KeepAlive, Owner, Place, keep_alive};
+use crate::library::{AtTensor, Held, MemoryOffsets, SEARCHED, function, search, word};
 use crate::memory::Memory;
 use bridge_core::dlpack::ffi::DLTensor;
 use bridge_core::planted::is_planted;
@@ -20,9 +18,10 @@ use bridge_pyo3::{Fingerprint, Guarded, PyTensor, once, probe, watch_for_exit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyDict};
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 /// Functions of tensors, and where they are found in the objects of Python and of C++.
 pub(crate) struct Native {
@@ -35,7 +34,44 @@ pub(crate) struct Native {
     counters: PyOnceLock<Option<Counters>>,
     /// Whether [`Memory::keep`] does what it says.
     keeps_memory: bool,
-    counts: Option<&'static Counts>,
+}
+
+#[derive(Clone, Copy)]
+struct Functions {
+    /// `bool c10::TensorImpl::requires_grad() const`
+    requires_grad: unsafe extern "C" fn(*const c_void) -> bool,
+    /// `bool at::native::is_conj(const at::Tensor&)`
+    is_conj: unsafe extern "C" fn(AtTensor) -> bool,
+    /// `bool at::native::is_neg(const at::Tensor&)`
+    is_neg: unsafe extern "C" fn(AtTensor) -> bool,
+    /// The code of the dtype: handle, result.
+    dtype: unsafe extern "C" fn(AtTensor, *mut i32) -> c_int,
+    /// The codes of `torch.int8` and of `torch.uint8`.
+    int8: unsafe extern "C" fn() -> i32,
+    uint8: unsafe extern "C" fn() -> i32,
+    /// A new tensor over the storage of another: handle, dimensions, sizes, strides, offset, result.
+    reinterpret: unsafe extern "C" fn(AtTensor, i64, *const i64, *const i64, i64, *mut AtTensor) -> c_int,
+    delete: unsafe extern "C" fn(AtTensor) -> c_int,
+}
+
+impl Functions {
+    fn find() -> Option<Self> {
+        const CPU: &str = "libtorch_cpu.so";
+        // SAFETY: the signatures are those of `torch/csrc/inductor/aoti_torch/c/shim.h`, and what the mangled names
+        // say; a C++ function that reads a flag returns a `bool`.
+        unsafe {
+            Some(Self {
+                requires_grad: function("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv")?,
+                is_conj: function(CPU, "_ZN2at6native7is_conjERKNS_6TensorE")?,
+                is_neg: function(CPU, "_ZN2at6native6is_negERKNS_6TensorE")?,
+                dtype: function(CPU, "aoti_torch_get_dtype")?,
+                int8: function(CPU, "aoti_torch_dtype_int8")?,
+                uint8: function(CPU, "aoti_torch_dtype_uint8")?,
+                reinterpret: function(CPU, "aoti_torch__reinterpret_tensor")?,
+                delete: function(CPU, "aoti_torch_delete_tensor_object")?,
+            })
+        }
+    }
 }
 
 /// Distances in bytes, found by looking.
@@ -61,9 +97,6 @@ struct Sample<'py> {
     /// The dtype, if it is one of [`BYTES`].
     byte: Option<DType>,
 }
-
-/// The bytes of a cache line.
-const LINE: usize = 64;
 
 /// The dtypes whose names in DLPack narrower dtypes have as well.
 pub(crate) const BYTES: [DType; 2] = [DType::INT8, DType::UINT8];
@@ -136,7 +169,6 @@ impl Native {
                 fields: None,
                 counters: PyOnceLock::new(),
                 keeps_memory: false,
-                counts: None,
             };
             let access = probe(torch.py(), Access::find(torch, offsets.storage, offsets.memory.address))?.flatten();
             // SAFETY: the implementation is alive with its tensor.
@@ -149,8 +181,6 @@ impl Native {
         let Some(mut native) = probe(torch.py(), look())?.flatten() else { return Ok(None) };
         native.fields = probe(torch.py(), Fields::find(torch, native.offsets.storage))?.flatten();
         native.keeps_memory = probe(torch.py(), native.keeps_memory(torch))? == Some(true);
-        let counts = Counts::find(torch, functions, |object| native.tensor(object), native.offsets.storage);
-        native.counts = probe(torch.py(), counts)?.flatten();
         Ok(Some(native))
     }
 
@@ -217,29 +247,6 @@ impl Native {
         let tensor = self.tensor(object);
         // SAFETY: the object keeps the tensor; the functions read its flags.
         unsafe { Pending::of((self.functions.is_conj)(tensor), (self.functions.is_neg)(tensor)) }
-    }
-
-    /// Fetches what is read of tensors: objects of the types `Tensor` and `Parameter`, as `is_plain` says. Each step reads
-    /// what the one before has fetched.
-    pub(crate) fn prefetch(&self, objects: &[&PyTensor<'_>], is_plain: impl Fn(&PyTensor<'_>) -> bool) {
-        let fetch = |start: usize, lines: &[usize]| lines.iter().for_each(|offset| prefetch(start + offset));
-        for object in objects {
-            fetch(object.as_ptr().addr(), &[0, self.offsets.tensor]);
-        }
-        let tensors = || objects.iter().filter(|object| is_plain(object));
-        for object in tensors() {
-            // SAFETY: a tensor points to its implementation, which the object keeps.
-            fetch(unsafe { (*self.tensor(object)).addr() }, &[0, LINE, 2 * LINE, 3 * LINE]);
-        }
-        for object in tensors() {
-            // SAFETY: as above.
-            let implementation = unsafe { (*self.tensor(object)).expose_provenance() };
-            // The storage is followed by what autograd has of a view, and by the counter of writes.
-            for at in (self.offsets.storage..).step_by(WORD).take(4) {
-                // SAFETY: the words are inside the implementation, and are only fetched from.
-                fetch(unsafe { word(implementation, at) }, &[0, LINE - 1]);
-            }
-        }
     }
 
     /// Returns the address of the deleter of the tensor's memory; 0 for a tensor without a storage.
@@ -363,19 +370,22 @@ impl Native {
             if let Some(memory) = unsafe { Memory::of(storage, self.offsets.memory, || is_shared(object)) } {
                 watch_for_exit(object.py());
                 // SAFETY: as above.
-                return Ok(unsafe { KeepAlive::of(memory) });
+                return keep_alive(Place::Memory(memory), || Ok(Owner::Memory(unsafe { memory.keep() })));
             }
         }
-        watch_for_exit(object.py());
-        // SAFETY: the tensor keeps its storage, and the GIL is held.
-        let counted = self.counts.filter(|_| storage != 0).and_then(|counts| unsafe { counts.hold(storage) });
-        if let Some(counted) = counted {
-            return Ok(KeepAlive::Counted(counted));
-        }
-        // SAFETY: the object keeps the tensor.
-        let held = unsafe { self.functions.hold(self.tensor(object)) }
-            .ok_or_else(|| Error::new(ErrorKind::Framework, "the tensor has no storage: pass a .clone() of it"))?;
-        Ok(KeepAlive::Storage(Guarded::new(held)))
+        keep_alive(Place::Storage(storage), || {
+            let mut held = ptr::null_mut();
+            // SAFETY: the object keeps the tensor. No dimensions are read, and the result is writable and ours. The
+            // function catches what C++ throws.
+            let code =
+                unsafe { (self.functions.reinterpret)(self.tensor(object), 0, ptr::null(), ptr::null(), 0, &mut held) };
+            let Some(tensor) = NonNull::new(held).filter(|_| code == 0) else {
+                let text = "the tensor has no storage: pass a .clone() of it";
+                return Err(Error::new(ErrorKind::Framework, text));
+            };
+            watch_for_exit(object.py());
+            Ok(Owner::Storage(Guarded::new(Held { tensor, delete: self.functions.delete })))
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::runtime::Runtime;
 use crate::{borrow, counter, export, import, raised, watched};
 use bridge_core::planted::is_planted;
-use bridge_core::{Adapter, Consumer, DType, Device, Export, Failed, Offer, Order, PREFETCHED, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Export, Failed, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, Fingerprint, PyAdapter, PyTensor};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -54,12 +54,6 @@ unsafe impl<'py> Adapter for Torch<'py> {
         export::export(self.runtime, tensor)
     }
 
-    fn prefetch(&self, tensors: &[&PyTensor<'py>]) {
-        if let Some(native) = &self.runtime.native {
-            native.prefetch(tensors, |tensor| self.runtime.is_plain(tensor));
-        }
-    }
-
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
         if is_planted("torch_object_leaked") {
             std::mem::forget(PyList::empty(self.py));
@@ -87,9 +81,6 @@ unsafe impl<'py> Adapter for Torch<'py> {
         };
         let mut rest = Vec::new();
         for (index, tensor) in tensors.iter().enumerate() {
-            if index % PREFETCHED == 0 {
-                self.prefetch(&tensors[index..tensors.len().min(index + PREFETCHED)]);
-            }
             if !is_counted(tensor).map_err(|error| Failed::new(index, error))? {
                 rest.push(index);
             }

@@ -82,10 +82,6 @@ unsafe impl<F: Owned> Adapter for Seen<'_, F> {
         }
     }
 
-    fn prefetch(&self, tensors: &[&F]) {
-        self.adapter.prefetch(tensors);
-    }
-
     fn import(&self, offer: Offer) -> Result<F> {
         self.adapter.import(offer)
     }
