@@ -57,18 +57,22 @@ def test_a_first_conversion_imports_no_module_of_numpy_that_is_large() -> None:
     assert run(code) == f"{np.__version__.startswith('1.')}\n"
 
 
-def test_the_import_takes_less_than_a_quarter_of_that_of_numpy() -> None:
+def test_the_import_calls_less_than_a_quarter_of_the_functions_that_numpy_calls() -> None:
+    # Counted, because the times of both differ by a factor of two on a machine that is busy.
     code = """
-        import time
-        times = [time.process_time()]
+        import sys
+        calls = 0
+        def count(frame, event, _):
+            global calls
+            calls += event == "call"
+        sys.setprofile(count)
         import truebridge
-        times.append(time.process_time())
+        ours = calls
         import numpy
-        times.append(time.process_time())
-        print((times[1] - times[0]) / (times[2] - times[1]))
+        sys.setprofile(None)
+        print(ours / (calls - ours))
     """
-    # Both in one process, because a machine that is busy makes both slower: 20 ms became 31.
-    assert min(float(run(code)) for _ in range(5)) < 0.25
+    assert float(run(code)) < 0.25
 
 
 @pytest.mark.parametrize("name", ["doctor", "processes", "open", "trace", "Ticket", "convert_tf_to_pytorch"])
