@@ -20,27 +20,14 @@ pub(crate) struct Fresh {
     delete: unsafe extern "C" fn(AtTensor) -> c_int,
     /// `PyObject* THPVariable_Wrap(const at::TensorBase&)`
     wrap: unsafe extern "C" fn(AtTensor) -> *mut PyObject,
-    any_modes_set: AnyModesSet,
+    /// `static bool c10::impl::TorchDispatchModeTLS::any_modes_set(bool skip_infra_modes)`
+    any_modes_set: unsafe extern "C" fn(bool) -> bool,
     dtypes: Vec<(DType, i32)>,
     /// `c10::DeviceType` of the host and of CUDA.
     kinds: [(DeviceKind, i32); 2],
 }
 
-/// `static bool c10::impl::TorchDispatchModeTLS::any_modes_set(bool skip_infra_modes)`
-type AnyModesSet = unsafe extern "C" fn(bool) -> bool;
-
-fn any_modes_set() -> Option<AnyModesSet> {
-    // SAFETY: the signature is what the mangled name says of a static function.
-    unsafe { function("libc10.so", "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb") }
-}
-
 impl Fresh {
-    /// Returns whether a mode of the dispatcher is set on this thread, such as `FakeTensorMode`.
-    pub(crate) fn is_in_a_mode() -> bool {
-        // SAFETY: it reads what is set on this thread.
-        any_modes_set().is_some_and(|any_modes_set| unsafe { any_modes_set(false) })
-    }
-
     /// Returns the functions if all exist and make the tensor that Python makes.
     ///
     /// # Errors
@@ -52,13 +39,14 @@ impl Fresh {
             // SAFETY: functions of these names take nothing and return a number (`aoti_torch/c/shim.h`).
             unsafe { function::<unsafe extern "C" fn() -> i32>(CPU, name).map(|number| number()) }
         };
-        // SAFETY: the signatures are those of the same header, and what the mangled name says: a tensor by reference.
+        // SAFETY: the signatures are those of the same header, and what the mangled names say: a tensor by reference,
+        // and a static function.
         let found = || unsafe {
             Some(Self {
                 empty_strided: function(CPU, "aoti_torch_empty_strided")?,
                 delete: function(CPU, "aoti_torch_delete_tensor_object")?,
                 wrap: function("libtorch_python.so", "_Z16THPVariable_WrapRKN2at10TensorBaseE")?,
-                any_modes_set: any_modes_set()?,
+                any_modes_set: function("libc10.so", "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb")?,
                 dtypes: dtypes(|name| function(CPU, name)),
                 kinds: [
                     (DeviceKind::CPU, number("aoti_torch_device_type_cpu")?),

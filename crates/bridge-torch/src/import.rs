@@ -62,7 +62,7 @@ pub(crate) fn empty<'py>(
             return Ok(None);
         }
         let strides = order.strides(shape);
-        if let Some(fresh) = runtime.fresh(py)?
+        if let Some(fresh) = &runtime.fresh
             && let Some(made) = fresh.empty(py, device, dtype, shape, &strides)
         {
             return Ok(Some(made));

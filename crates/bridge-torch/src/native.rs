@@ -14,9 +14,8 @@ use crate::memory::Memory;
 use bridge_core::dlpack::ffi::DLTensor;
 use bridge_core::planted::is_planted;
 use bridge_core::{DType, Error, ErrorKind, Pending, Result};
-use bridge_pyo3::{Fingerprint, Guarded, PyTensor, once, probe, watch_for_exit};
+use bridge_pyo3::{Fingerprint, Guarded, PyTensor, probe, watch_for_exit};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyDict};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -30,8 +29,7 @@ pub(crate) struct Native {
     offsets: Offsets,
     describe: Option<Describe>,
     fields: Option<Fields>,
-    /// What counts writes, looked up for the first one.
-    counters: PyOnceLock<Option<Counters>>,
+    counters: Option<Counters>,
     /// Whether [`Memory::keep`] does what it says.
     keeps_memory: bool,
 }
@@ -161,15 +159,8 @@ impl Native {
             let samples = Sample::some(torch)?;
             let [plain, .., leaf, imported] = &samples;
             let Some(offsets) = plain.offsets()? else { return Ok(None) };
-            let mut native = Self {
-                borrow,
-                functions,
-                offsets,
-                describe: None,
-                fields: None,
-                counters: PyOnceLock::new(),
-                keeps_memory: false,
-            };
+            let mut native =
+                Self { borrow, functions, offsets, describe: None, fields: None, counters: None, keeps_memory: false };
             let access = probe(torch.py(), Access::find(torch, offsets.storage, offsets.memory.address))?.flatten();
             // SAFETY: the implementation is alive with its tensor.
             native.describe =
@@ -181,6 +172,7 @@ impl Native {
         let Some(mut native) = probe(torch.py(), look())?.flatten() else { return Ok(None) };
         native.fields = probe(torch.py(), Fields::find(torch, native.offsets.storage))?.flatten();
         native.keeps_memory = probe(torch.py(), native.keeps_memory(torch))? == Some(true);
+        native.counters = probe(torch.py(), Counters::find(torch, |object| native.tensor(object)))?.flatten();
         Ok(Some(native))
     }
 
@@ -342,19 +334,10 @@ impl Native {
     }
 
     /// Increments the version counter of a tensor without Python. Returns `false` where that cannot be.
-    ///
-    /// # Errors
-    ///
-    /// As [`find`](Self::find).
-    pub(crate) fn count(&self, object: &PyTensor<'_>) -> PyResult<bool> {
-        let py = object.py();
-        let find = || {
-            let found = Counters::find(&py.import("torch")?, |object| self.tensor(object));
-            Ok::<_, PyErr>(probe(py, found)?.flatten())
-        };
-        let counters = once(py, &self.counters, find)?;
+    pub(crate) fn count(&self, object: &PyTensor<'_>) -> bool {
+        let tensor = self.tensor(object);
         // SAFETY: the object keeps its tensor.
-        Ok(counters.as_ref().is_some_and(|counters| unsafe { counters.count(self.tensor(object)) }))
+        self.counters.as_ref().is_some_and(|counters| unsafe { counters.count(tensor) })
     }
 
     /// Returns a hold on the memory of a tensor on the host, or else on its storage. PyTorch's own object would not do:

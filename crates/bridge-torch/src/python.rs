@@ -77,14 +77,9 @@ unsafe impl<'py> Adapter for Torch<'py> {
         let tensors = &tensors[..all.min(tensors.len())];
         let is_counted = |tensor: &PyTensor<'py>| {
             let native = self.runtime.native.as_ref().filter(|_| self.runtime.is_tensor(tensor));
-            native.map_or(Ok(false), |native| native.count(tensor)).map_err(|error| raised(self.py, error))
+            native.is_some_and(|native| native.count(tensor))
         };
-        let mut rest = Vec::new();
-        for (index, tensor) in tensors.iter().enumerate() {
-            if !is_counted(tensor).map_err(|error| Failed::new(index, error))? {
-                rest.push(index);
-            }
-        }
+        let rest: Vec<usize> = (0..tensors.len()).filter(|index| !is_counted(tensors[*index])).collect();
         if rest.is_empty() {
             return Ok(());
         }

@@ -31,8 +31,8 @@ pub(crate) struct Runtime {
     pub(crate) allocator: Allocator,
     /// Answers without Python, where this version has them.
     pub(crate) native: Option<Native>,
-    /// New tensors likewise, looked up for the first one.
-    fresh: PyOnceLock<Option<Fresh>>,
+    /// New tensors likewise.
+    pub(crate) fresh: Option<Fresh>,
     /// `torch._C._is_tracing`
     pub(crate) is_tracing: Py<PyAny>,
 }
@@ -110,8 +110,11 @@ impl Runtime {
             return Err(Error::new(ErrorKind::NotATensor, NO_REAL_TENSORS));
         }
         let native = Native::find(&torch, borrow).map_err(|e| raised(py, e))?;
-        let is_tracing = || -> PyResult<_> { Ok(torch.getattr("_C")?.getattr("_is_tracing")?.unbind()) };
-        let is_tracing = is_tracing().map_err(|e| raised(py, e))?;
+        let look_up = || -> PyResult<_> {
+            let fresh = probe(py, Fresh::find(&torch))?.flatten().filter(|_| native.is_some());
+            Ok((fresh, torch.getattr("_C")?.getattr("_is_tracing")?.unbind()))
+        };
+        let (fresh, is_tracing) = look_up().map_err(|e| raised(py, e))?;
         let profile = Profile::export_only("torch")
             .with_dtypes(dtypes)
             .with_strides(Strides::NonNegative)
@@ -132,7 +135,7 @@ impl Runtime {
             cuda,
             allocator,
             native,
-            fresh: PyOnceLock::new(),
+            fresh,
             is_tracing,
         })
     }
@@ -179,20 +182,6 @@ impl Runtime {
         Err(Error::new(ErrorKind::Dtype, text))
     }
 
-    /// Returns what makes new tensors without Python, where this version has it.
-    ///
-    /// # Errors
-    ///
-    /// What ends the program, such as `KeyboardInterrupt`.
-    pub(crate) fn fresh(&self, py: Python<'_>) -> PyResult<Option<&Fresh>> {
-        // What is looked up in a mode of the dispatcher must not be kept: there tensors are made otherwise.
-        if self.native.is_none() || self.fresh.get(py).is_none() && Fresh::is_in_a_mode() {
-            return Ok(None);
-        }
-        let find = || Ok::<_, PyErr>(probe(py, Fresh::find(&py.import("torch")?))?.flatten());
-        Ok(once(py, &self.fresh, find)?.as_ref())
-    }
-
     /// Makes PyTorch initialise CUDA, once: its streams are invalid before.
     pub(crate) fn start_cuda(&self, py: Python<'_>) -> Result<()> {
         if self.cuda.get().is_none() {
@@ -206,26 +195,20 @@ impl Runtime {
 
 /// Returns the dtypes that the installed version has, under the names of the field, and both exports and imports.
 fn dtypes(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange) -> PyResult<Vec<DType>> {
-    let py = torch.py();
-    // The user may have set another default device.
-    let on_the_host = [("dtype", torch.getattr("uint8")?), ("device", "cpu".into_pyobject(py)?.into_any())];
-    let bytes = torch.call_method("empty", (16,), Some(&on_the_host.into_py_dict(py)?))?;
     let mut dtypes = Vec::new();
     for (dtype, _) in DType::NAMED {
-        let converts = probe(py, converts(torch, &bytes, exchange, *dtype))?;
+        let converts = probe(torch.py(), converts(torch, exchange, *dtype))?;
         dtypes.extend((converts == Some(true)).then_some(*dtype));
     }
     Ok(dtypes)
 }
 
-fn converts(
-    torch: &Bound<'_, PyModule>,
-    bytes: &PyTensor<'_>,
-    exchange: &dyn Exchange,
-    dtype: DType,
-) -> PyResult<bool> {
+fn converts(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange, dtype: DType) -> PyResult<bool> {
     // To judge an exception takes as long as all other answers together.
     let Some(dtype) = torch.getattr_opt(dtype.to_string().as_str())? else { return Ok(false) };
+    // The user may have set another default device.
+    let on_the_host = [("dtype", torch.getattr("uint8")?), ("device", "cpu".into_pyobject(torch.py())?.into_any())];
+    let bytes = torch.call_method("empty", (16,), Some(&on_the_host.into_py_dict(torch.py())?))?;
     // PyTorch warns of new tensors of some dtypes, not of views. Filters of warnings are those of all threads.
     let tensor = bytes.call_method1("view", (&dtype,))?;
     Ok(exchange.round_trip(&tensor)?.getattr("dtype")?.is(&dtype))
